@@ -1,6 +1,6 @@
 """baguakit: communication primitives for data-parallel PyTorch training on slow networks.
 
-An algorithm is an expression of the exchange, its peers, its compression and its time in the training step:
+An algorithm is an expression: it states the exchange, the peers, the compression and the time in the training step.
 
     bytegrad = during_backward(CompressedMean(MinMaxUInt8()))
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Import `bk.backend` and `bk.elastic` when a program first uses them: others do not wait for it."""
+    """Import `bk.backend` and `bk.elastic` at their first use, so that other programs do not wait for the import."""
     if name not in ("backend", "elastic"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     return importlib.import_module(f".{name}", __name__)

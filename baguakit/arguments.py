@@ -3,7 +3,7 @@
     every = integer("every", every, 1)         TypeError: every is a whole number, 1 or more, not '8'
 
 A wrong type raises a TypeError, a wrong value a ValueError. `checked` reads the types from a function's annotations,
-`check_fields` those of a dataclass; ranges need a call as above. A check takes less than a microsecond.
+`check_fields` reads the types of a dataclass. Ranges need a call as above. A check takes less than a microsecond.
 """
 
 import types
@@ -89,7 +89,7 @@ def text(name: str, value: Any) -> str:
 
 
 def one_of(name: str, value: Any, choices: Collection[Any]) -> Any:
-    """Return `value` if it is one of the choices; else raise, TypeError if its type is not that of a choice."""
+    """Return `value` if it is one of the choices. Else raise ValueError, or TypeError if no choice has its type."""
     if isinstance(value, str | int | float | None) and value in choices:
         return value
     kind = ValueError if isinstance(value, tuple(map(type, choices))) else TypeError
@@ -97,7 +97,7 @@ def one_of(name: str, value: Any, choices: Collection[Any]) -> Any:
 
 
 def instance(name: str, value: Any, kinds: type[T] | tuple[type[T], ...], example: str) -> T:
-    """Return `value` if it is an instance; else raise with the example, such as "a topology such as Ring()"."""
+    """Return `value` if it is an instance of `kinds`; else raise with the example, "a topology such as Ring()"."""
     if not isinstance(value, kinds):
         raise TypeError(message(name, example, value))
     return value
@@ -217,7 +217,7 @@ def _union(*kinds: Kind) -> Kind:
 
 
 def _all_used(name: str, values: Iterable[Any], kinds: Iterable[Kind]) -> Any:
-    """Return what to use for each value by its kind, as a list; `NO` if one does not fit."""
+    """Return the list of the values to use, each checked by its kind; return `NO` if one does not fit."""
     used = [kind.use(name, value) for kind, value in zip(kinds, values, strict=False)]
     return NO if any(each is NO for each in used) else used
 
@@ -278,7 +278,7 @@ PLAIN: dict[Any, Kind] = {
 
 @cache
 def _kinds_of(called: Any) -> tuple[dict[str, Kind], list[str], str]:
-    """Return the checks of arguments, the names of positional ones, and that of all others behind them."""
+    """Return the checks of arguments, the names of the positional arguments, and the name of `*args` ("" if none)."""
     kinds, names, rest = {}, [], ""
     for name, parameter in signature(called).parameters.items():
         hint = parameter.annotation
@@ -294,7 +294,7 @@ def checked(called: Callable[P, R], like: Callable[..., Any] | None = None) -> C
     """Return the function with a check of its arguments: a wrong type raises a TypeError of one sentence.
 
     Numbers must be finite; numbers of NumPy are converted to Python's. The function checks ranges itself. Combinations
-    of types that have passed are stored and pass faster, if their types alone decide.
+    of types that have passed are stored, and pass faster if the check depends on the types only.
 
     Args:
         called: the function.
@@ -327,8 +327,8 @@ def checked(called: Callable[P, R], like: Callable[..., Any] | None = None) -> C
 class Doors:
     """A class whose public methods check their arguments, in subclasses too.
 
-    They are named in `doors`; the annotations that count are those of the first class with the method. The package
-    itself calls `_unchecked_method`, the function as it is written.
+    `doors` lists the names of these methods. The annotations of the first class with the method count. The package
+    itself calls `_unchecked_method`, the function without checks.
     """
 
     doors: ClassVar[frozenset[str]] = frozenset()
@@ -345,7 +345,7 @@ class Doors:
 
 
 def check_fields(declared: Any) -> None:
-    """Check the public fields of a dataclass as `checked` does arguments; for its `__post_init__`."""
+    """Check the public fields of a dataclass, as `checked` checks arguments. Call it in `__post_init__`."""
     for name, kind in _fields_of(type(declared)):  # type: ignore[arg-type]
         value = getattr(declared, name)
         if (taken := kind.take(name, value)) is not value:

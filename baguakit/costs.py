@@ -1,7 +1,7 @@
-"""Costs: the measurements of a network, and the model of what an exchange of a bucket takes on it.
+"""Costs: the measurements of a network, and the model of the time that an exchange of a bucket takes on it.
 
-Each stage declares its cost in these terms, in its method `cost`; `tune` predicts training steps from them. Links are
-straight lines: a message of b bytes takes α + β b seconds. Exchanges take, for n ranks and S bytes of values:
+Each stage declares its cost in these terms, in its method `cost`; `tune` predicts training steps from the costs. A link
+is modelled by a straight line: a message of b bytes takes α + β b seconds. For n ranks and S bytes of values:
 
     a message to each of k neighbours      α + k β b                            posted together
     all-reduce, a ring                     2 (n − 1) α + 2 (n − 1)/n β S
@@ -9,12 +9,12 @@ straight lines: a message of b bytes takes α + β b seconds. Exchanges take, fo
     scatter, and gather                    α' + (n − 1) β' b + α + (n − 1) β b  shards of b bytes, each to its owner,
                                                                                 and around a ring to all
 
-α' and β' are measured by an all-to-all, whose messages share a network card that ranks share, or a link between two
-sockets. Messages of a ring do not: each link of a ring has one sender. Thakur, Rabenseifner and Gropp 2005,
+α' and β' are measured by an all-to-all. Its messages share the network card of a machine, or a link between two
+sockets. The messages of a ring do not share a link: each link has one sender. Thakur, Rabenseifner and Gropp 2005,
 "Optimization of Collective Communication Operations in MPICH".
 
-For w seconds on the link, u of them work of this machine's processor as well, q seconds of compressing, adding and
-copying, and P pieces that follow each other through both (on a GPU 1):
+An exchange takes w seconds on the link; the machine's processor works in u of these w seconds. It takes q seconds to
+compress, add and copy. P is the number of pieces that are sent one after another (1 on a GPU):
 
     z = q + u                          the machine's own work
     T = m + (q + w − m)/P              with m = max(w, z): the busier of the two, and one piece on the other
@@ -42,7 +42,7 @@ ROUNDS = 64  # most rounds of a period that are examined
 class Line(Declared):
     """The cost of a message of b bytes: α + β b seconds, for `alpha` and `beta`.
 
-    For `busy` seconds of β the sending rank's own processor is at work, and so not free to compute.
+    During `busy` of the β seconds per byte, the sending rank's processor works and is not free to compute.
     """
 
     alpha: float
@@ -61,12 +61,12 @@ class Line(Declared):
 
 
 def ring(n: int) -> float:
-    """Return 2 (n − 1)/n, the number of times that an all-reduce sends each byte."""
+    """Return 2 (n − 1)/n: the bytes that each rank sends in an all-reduce, per byte of the tensor."""
     return 2 * (n - 1) / n
 
 
 def neighbors(line: Line, k: int, b: float) -> float:
-    """Return the seconds of a message of b bytes to each of k neighbours, and one from each."""
+    """Return the seconds to send a message of b bytes to each of k neighbours and to receive one from each."""
     return line.alpha + k * line.beta * b if k else 0.0
 
 
@@ -85,13 +85,13 @@ class Link(Declared):
     """The cost of messages on a class of links, over a number of flows.
 
     Attributes:
-        part: "flat" for all ranks; with nodes also "intra" for the ranks of a node, and "inter" for one rank of each.
+        part: "flat" for all ranks; with nodes also "intra" (the ranks of a node) and "inter" (one rank of each node).
         flows: connections to each peer, as in `Comm(flows=…)`.
-        ranks: the number of ranks that exchange on it together.
+        ranks: the number of ranks that exchange on these links together.
         exchange: the line of an exchange in which every rank sends one message to the next rank, and receives one.
-        all_reduce: the α and β of the ring 2 (n − 1) α + 2 (n − 1)/n β S that takes as long.
-        all_to_all: the line of an exchange in which every rank sends to all others, by the bytes that it sends in all;
-            None: the same as `exchange`.
+        all_reduce: α and β such that 2 (n − 1) α + 2 (n − 1)/n β S is the time of an all-reduce.
+        all_to_all: the line of an exchange in which every rank sends to all others; b is the sum of the bytes that one
+            rank sends. None: the same as `exchange`.
     """
 
     part: str
@@ -113,10 +113,10 @@ class Link(Declared):
 
 @dataclass(frozen=True)
 class Codec(Declared):
-    """The speed of a compressor, whose repr is `name`, with all ranks at work, in seconds.
+    """The speed of a compressor while all ranks work. Times are in seconds. `name` is its repr.
 
-    `compress` and `decompress` are for each fp32 value; `reduce`, which averages packed rows, for each value of each
-    row. Rows of a sparse compressor it adds.
+    `compress` and `decompress` are per fp32 value. `reduce` is per value of each row: it averages packed rows (of a
+    sparse compressor, it adds them).
     """
 
     name: str
@@ -131,12 +131,12 @@ class Network(Declared):
 
     Attributes:
         ranks, per_node: n, and how many of them are on a node; 1 if nodes are not known.
-        device, threads: the kind of device the tensors were on, "cpu" or "cuda"; torch's threads on each rank.
-        links, codecs: by part and flows; the speeds of the compressors that were probed.
+        device, threads: the device of the tensors, "cpu" or "cuda"; the number of torch's threads on each rank.
+        links, codecs: a `Link` for each part and number of flows; a `Codec` for each probed compressor.
         copy: seconds to copy a byte.
         launch: seconds to put work on a lane and to get its result.
-        crowding: κ, the slowdown of a rank's computation by a second thread (on CUDA a second stream) that computes as
-            well: 0 if each has a core, 1 if they share one.
+        crowding: κ, the slowdown of a rank's computation if a second thread (on CUDA a second stream) computes at the
+            same time: 0 if each has a core, 1 if they share one.
     """
 
     ranks: int
@@ -191,7 +191,7 @@ class Network(Declared):
         """Read the text that `to_json` wrote.
 
         Raises:
-            ValueError: the text is something else.
+            ValueError: `to_json` did not write this text.
         """
         kinds = {"beta": Line, "part": Link, "compress": Codec}
 
@@ -244,10 +244,10 @@ class Cost(Declared):
     """The cost of one exchange, or of several one after another.
 
     Attributes:
-        seconds, busy: T, on a machine that does nothing else; z, seconds of its own work among or beside them.
+        seconds: T, the time of the exchange on a machine that does nothing else.
+        busy: z, the seconds in which the rank's processor works for the exchange; they may overlap with T.
         sent: bytes that a rank sends, over all links.
-        beside, beside_busy: the seconds and busy seconds among these that are on a second lane; half of the others are
-            before them, and half after.
+        beside, beside_busy: the parts of `seconds` and `busy` that run on a second lane, in the middle of the exchange.
     """
 
     seconds: float = 0.0
@@ -324,15 +324,15 @@ class Place(Declared):
 
     @checked
     def messages(self, k: int, b: float) -> Cost:
-        """Return the cost of a message of b bytes to each of k neighbours, 0 or more, which may be any ranks."""
+        """Return the cost of a message of b bytes to each of k ≥ 0 neighbours. Any rank may be a neighbour."""
         integer("k", k, 0)
         return exchange(self.link.to_all, neighbors(self.link.to_all, k, b), k * b)
 
     @checked
     def shards(self, b: float, q: float, P: int = 1) -> Cost:
-        """Return the cost of n shards of b bytes, each sent to its owner and from it, around a ring, to all ranks.
+        """Return the cost of n shards of b bytes: each is sent to its owner, and then around a ring to all ranks.
 
-        They take q seconds of computing as well, in P pieces that follow each other.
+        The computation takes q seconds as well, in P pieces, one after another.
         """
         each, to, around = (self.ranks - 1) * b, self.link.to_all, self.link.exchange
         w, u = to.seconds(each) + around.seconds(each), (to.busy + around.busy) * each
@@ -347,7 +347,7 @@ def piped(q: float, w: float, u: float, P: int = 1, sent: float = 0.0) -> Cost:
 
 
 def exchange(line: Line, w: float, sent: float, q: float = 0.0, P: int = 1) -> Cost:
-    """Return the cost of `sent` bytes that take w seconds on a line, in P pieces, with q seconds of computing."""
+    """Return the cost of `sent` bytes, which take w seconds on a line, in P pieces, and q seconds of computing."""
     return piped(q, w, line.busy * sent, P, sent)
 
 
@@ -358,7 +358,7 @@ def rounds_of(t: Topology, n: int) -> range:
 
 @lru_cache(maxsize=1024)
 def degree(t: Topology, n: int, round: int | None = None) -> int:
-    """Return k, the most messages that a rank sends or receives in a round; None means in any round."""
+    """Return k, the largest number of messages that a rank sends or receives in `round`; None means in any round."""
     if round is None:
         return max(degree(t, n, each) for each in rounds_of(t, n))
     ranks = 1 if "circulant" in t.facts else n

@@ -1,7 +1,7 @@
-"""Reprs of declarations, the expressions that build them; and `dir()` of modules, their public names.
+"""The repr of a declaration is the expression that builds it. The `dir()` of a module lists its public names.
 
-Evaluated with the names of this package, `torch`, `inf` and `nan`, a repr gives an equal value. Exceptions are
-functions, which print as …, and large matrices and graphs, which print as a digest.
+`eval` of a repr, with the names of this package, `torch`, `inf` and `nan`, returns an equal value. There are two
+exceptions: functions print as …, and large matrices and graphs print as a digest.
 """
 
 from dataclasses import MISSING, fields, is_dataclass
@@ -12,8 +12,8 @@ from typing import Any
 def expression(value: Any) -> str:
     """Return the expression that builds a dataclass.
 
-    Fields without a default, and fields that are dataclasses, are positional. Other fields are printed by name, if they
-    do not have their default, and so are all fields after one that is left out.
+    Fields without a default, and fields that are dataclasses, are positional. Other fields are printed by name, only
+    if they differ from their default. After a field that is left out, all fields are printed by name.
     """
     shown, in_order = [], True
     for f in (f for f in fields(value) if f.init):
@@ -41,7 +41,7 @@ def written(value: Any) -> str:
 
 
 def show_public(module: ModuleType) -> None:
-    """Let `dir()` of a module, and of the modules that it exports, show `__all__` and the names between underscores."""
+    """Let `dir()` of a module, and of the modules that it exports, show `__all__` and names such as `__doc__`."""
     vars(module)["__dir__"] = lambda: sorted({*module.__all__, *(name for name in vars(module) if name[:2] == "__")})
     for name in module.__all__:
         if isinstance(inner := vars(module).get(name), ModuleType):

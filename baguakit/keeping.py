@@ -1,10 +1,10 @@
-"""Keep what stages remember from flight to flight, unless a result is not finite.
+"""Update the states of stages after a flight, unless a result is not finite.
 
-    state ← new    where all is finite
-    state          stays as it was, else
+    state ← new    if all results are finite
+    state ← state  otherwise
 
-One flight decides for itself; the flights of one backward decide together (`Joint`), because an optimizer that finds
-one gradient not finite skips the step for all of them. Everything is decided on the device, without a synchronisation.
+A single flight decides alone. The flights of one backward decide together (`Joint`), because an optimizer that finds
+one non-finite gradient skips the step for all gradients. The device decides, without a synchronisation.
 """
 
 import contextlib
@@ -35,13 +35,13 @@ def finite(x: Tensor) -> Tensor:
 
 
 def finite_in_two(x: Tensor) -> Tensor:
-    """Return what `finite` does of floating values, in two launches on a GPU; on CPUs `aminmax` is much faster."""
+    """Return the same as `finite` for floating values. It takes two launches on a GPU; `finite` is faster on CPUs."""
     largest: Tensor = torch.linalg.vector_norm(x, torch.inf)  # NaN if one value is, which is not less
     return largest < torch.inf
 
 
 def update_if_finite_(state: Tensor, new: Tensor, where: Tensor) -> Tensor:
-    """Set `state` to `new` where the bool `where` is true: at once, or when all flights of a `Joint` have ended.
+    """Set `state` to `new` if the bool `where` is true: at once, or when all flights of a `Joint` have ended.
 
     Raises:
         ValueError: `where` is not one bool, or `new` is not of the shape of `state`.
@@ -58,11 +58,11 @@ def update_if_finite_(state: Tensor, new: Tensor, where: Tensor) -> Tensor:
 
 
 def hold(state: Tensor, new: Tensor, where: Tensor | None = None) -> bool:
-    """Let the `Joint` of the flight at work here set `state` to `new` in the end; return False if it has none.
+    """Let the `Joint` of the current flight set `state` to `new` when it settles; return False if there is no `Joint`.
 
     Args:
-        where: a bool without which nothing is kept. None: others look at what is not finite if `new` is not; and on
-            a GPU `new` is held itself, which nobody must write to any more.
+        where: a bool; if it is False, nothing is kept. None: another check finds values of `new` that are not finite;
+            on a GPU, `new` is then held without a copy, so nobody may write to it afterwards.
     """
     held = _deciding.get()
     if held is None:
@@ -76,23 +76,23 @@ def hold(state: Tensor, new: Tensor, where: Tensor | None = None) -> bool:
 
 
 def room_for(state: Tensor, new: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return memory for the value that `update_if_finite_` will set `state` to, to be used until the flight ends.
+    """Return memory for the next value of `state`, for `update_if_finite_`. Use it until the flight ends.
 
-    It is made by `new`, or is what a `Joint` would copy the value to. Its values are undefined.
+    `new` allocates it, or it is the memory to which a `Joint` would copy the value. Its values are undefined.
     """
     held = _deciding.get()
     return new(state) if held is None else held.joint.copy_of(state)
 
 
 def wide_copy(x: Tensor) -> Tensor:
-    """Return a copy of `x` in fp32 at least, in which small changes of it are not lost."""
+    """Return a copy of `x` in fp32 or wider, so that small changes are not lost to rounding."""
     return x.to(torch.promote_types(x.dtype, torch.float32), copy=True)
 
 
 def restored(x: Tensor, kept: Tensor) -> Tensor:
-    """Return `x` in the dtype of `kept`: with what was lost when `kept` was rounded to `x`, which moved on since then.
+    """Return `x` in the dtype of `kept`, plus the error that rounding `kept` to the dtype of `x` makes.
 
-    Of the same dtype it is `x` itself.
+    If both have the same dtype, this is `x` itself.
     """
     return x if x.dtype == kept.dtype else x.to(kept.dtype).add_(kept - kept.to(x.dtype))
 
@@ -108,7 +108,7 @@ def tensors_of(state: Any) -> Iterator[Tensor]:
 
 @dataclass(eq=False)
 class _Held:
-    """The values that one flight would keep, and whether each is finite."""
+    """The new values of the states of one flight, and whether each is finite."""
 
     joint: "Joint"
     whose: Any
@@ -117,10 +117,10 @@ class _Held:
 
 
 class Joint:
-    """The values that several flights would keep, until it is known whether the results of all of them are finite.
+    """The new states of several flights, held until it is known whether the results of all flights are finite.
 
-    Holds one copy of each tensor of their states; on the CPU the two change places, and nothing is copied back.
-    Flights begin and end on one lane, in their order, and all have ended when `settle` is called there.
+    It holds one copy of each tensor of a state. On the CPU, a state and its copy swap memory, and nothing is copied
+    back. Flights begin and end on one lane, in order. All have ended when `settle` is called on this lane.
     """
 
     def __init__(self) -> None:
@@ -132,13 +132,13 @@ class Joint:
     def flight(
         self, state: Mapping[str, Any], guarded: bool, result: Callable[[], Tensor], whose: Any = None
     ) -> Iterator[None]:
-        """Hold what the flight in the body keeps.
+        """Hold the new state of the flight that runs in the body of this context.
 
         Args:
-            state: what the stage remembers.
-            guarded: whether it changes that by `update_if_finite_` only. If not, the state is copied first.
-            result: what the flight brings, asked for when the body has ended.
-            whose: what `settle` is to tell of this state to its `where`.
+            state: the state of the stage.
+            guarded: whether the stage changes the state by `update_if_finite_` only. If not, the state is copied first.
+            result: a function that returns the result of the flight. It is called when the body has ended.
+            whose: any object that identifies this state. `settle` passes it to `where`.
         """
         before = [] if guarded else [(tensor, self.copy_of(tensor).copy_(tensor)) for tensor in tensors_of(state)]
         outer, held = _deciding.get(), _Held(self, whose)
@@ -153,7 +153,7 @@ class Joint:
         self._flags += held.flags or [finite(result())]
 
     def note(self, ok: Tensor) -> None:
-        """Keep nothing unless these bools are true as well."""
+        """Add bools that must be true as well. Otherwise nothing is kept."""
         self._flags.append(ok)
 
     def settle(
@@ -164,8 +164,8 @@ class Joint:
         """Keep everything if all flags are true, else nothing.
 
         Args:
-            agreed: asks the other ranks where they may differ.
-            where: returns the values of a state that may be kept, as bools; None for all.
+            agreed: a function that combines the flag with the flags of other ranks; None if all ranks have the same.
+            where: a function of `whose` and a state that returns a mask of the values to keep; None for all.
         """
         new, flags = self._new, self._flags
         states = {id(state) for state, _, _, _ in new}
@@ -195,14 +195,14 @@ class Joint:
                 torch.where(ok.to(state.device), kept, old, out=state)
 
     def forget(self) -> None:
-        """Drop what is held: the flights belong to a backward that has failed. Their states are as before it."""
+        """Drop the new states, because the backward of these flights has failed. States are as before the backward."""
         for state, _, old, _ in self._new:
             if old is not state:
                 state.copy_(old)
         self._new, self._flags = [], []
 
     def copy_of(self, state: Tensor) -> Tensor:
-        """Return the memory for the other value of a tensor."""
+        """Return the memory that holds the second value of `state`."""
         if id(state) not in self._copies:
             self._copies[id(state)] = (state, torch.empty_like(state))
         return self._copies[id(state)][1]

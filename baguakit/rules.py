@@ -11,10 +11,10 @@
     free_running                                                  launch ──▶ … when all are ready … ──▶ land, again
 
 Steps are optimizer steps since the attachment was made, counted from 0. A rule acts in the steps s with
-start ≤ s < stop. With `every=k` it exchanges in every k-th of them, first in step start + k − 1; with `offset=o` o
-steps after each of these, first in step start + o − 1. With a function `every=H` rounds follow one another: one that
-begins in step s has H(s) steps, and the rule exchanges in the last of them. An object with `due(step, comm)` decides
-during training. A function as `start` or `stop` stands for the first step in which it is true.
+start ≤ s < stop. With `every=k` it exchanges in every k-th of these steps, first in step start + k − 1. `offset=o`
+moves these exchanges by o steps; the first is in step start + o − 1. With a function `every=H`, a round that begins in
+step s has H(s) steps; the rule exchanges in the last one, and the next round follows. An object with `due(step, comm)`
+decides during training. A function as `start` or `stop` means the first step in which it returns True.
 """
 
 from bisect import bisect_left
@@ -120,7 +120,7 @@ class Rule:
             )
 
     def _check_length(self, name: str, length: int) -> None:
-        """Raise unless rounds of `length` steps can be."""
+        """Raise unless `length` is a possible number of steps of a round."""
         integer(name, length, 1)
         if self.offset >= length:
             raise ValueError(f"offset={self.offset} must be less than {name}={length}")
@@ -149,7 +149,7 @@ class Rule:
         return self.begun(step) and (self.stop is None or not self._has_come("stop", self.stop, step))
 
     def begun(self, step: int) -> bool:
-        """Return whether `start` has come in this step."""
+        """Return whether the rule has started in this step or before."""
         return self._has_come("start", self.start, step)
 
     def _has_come(self, name: Literal["start", "stop"], bound: Bound, step: int) -> bool:
@@ -181,12 +181,12 @@ class Rule:
         return self._end_of_round(start, step) == step
 
     def _is_due(self, step: int, comm: Comm) -> bool:
-        """Return whether the object that decides lets the rule exchange in this step."""
+        """Return whether the rule exchanges in this step; an object with `due(step, comm)` is asked."""
         every = cast(Interval, self.every)
         return self.acts(step) and truth(f"{type(every).__name__}.due({step}, comm)", every.due(step, comm))
 
     def schedule(self) -> list[str]:
-        """Return lines on what its functions say of steps to come, which ranks compare."""
+        """Return lines that describe what its functions return for future steps. Ranks compare these lines."""
         lines = []
         if callable(self.start) or callable(self.stop):
             lines.append(f"  it acts in steps {[step for step in (*range(64), 128, 1024, 8192) if self.acts(step)]}")
@@ -198,7 +198,7 @@ class Rule:
         return lines
 
     def _end_of_round(self, start: int, step: int) -> int:
-        """Return the last step of the round that has this step; the first round begins at `start`."""
+        """Return the last step of the round that contains `step`. The first round begins at `start`."""
         ends: list[int] = self._known.setdefault("every", [start - 1])
         while ends[-1] < step:
             begin = ends[-1] + 1
@@ -209,7 +209,7 @@ class Rule:
 
     @cached_property
     def _known(self) -> dict[str, Any]:
-        """The answers of functions: of `start` and `stop` (steps asked of, the first true); the ends of rounds."""
+        """Known answers of functions: (steps asked, first true step) for `start` and `stop`; the ends of rounds."""
         return {}
 
     @checked
@@ -223,7 +223,7 @@ class Rule:
     def overlaps(self, other: "Rule") -> bool:
         """Return whether there may be a step in which both rules act.
 
-        Where a function tells one of their bounds there may be, unless one rule stops where the other starts.
+        If a function gives one of the bounds, the answer is True, unless one rule stops where the other starts.
         """
         bounds = (self.start, self.stop, other.start, other.stop)
         if any(map(callable, bounds)):
@@ -254,26 +254,26 @@ def during_backward(
         x_{t+1} = x_t − γ u(s_{t−d}),   s_t = stage(g_t(x_t)),   s_t = 0 for t < 0
 
     On a quadratic of curvature L, SGD is stable if and only if γ L < 2 sin(π / (2 (2d + 1))): 2, 1 and 0.618 for d = 0,
-    1 and 2. With momentum β and d = 1 it is if and only if γ L < 1 − β: take a smaller γ, and less momentum.
+    1 and 2. With momentum β and d = 1, it is stable if and only if γ L < 1 − β: use a smaller γ, and less momentum.
 
-    In the first d steps gradients are zero. Clipping, `GradScaler` and logging see what lands. `.grad` is None where
-    no rank had a gradient in the backward that lands. It takes d more copies of the gradients.
+    In the first d steps gradients are zero. Clipping, `GradScaler` and logging see the gradients that land. `.grad` is
+    None if no rank had a gradient in the backward that lands. A delay costs d more copies of the gradients.
 
     * Accumulation: as without a delay, all backward passes of a step but the last are under `att.no_sync()`.
-    * Overflow: pass the scaler to `bk.attach`. Delayed gradients have no loss scale, and land with that of the time.
-      A gradient that is not finite costs the step in which it lands, and leaves nothing in the state of the stage. The
-      d backward passes after it still have the scale that overflowed; each that overflows, too, costs one step.
+    * Overflow: pass the scaler to `bk.attach`. Gradients fly without the loss scale, and land with the current scale.
+      The step in which a non-finite gradient lands is skipped, and the state of the stage does not change. The next d
+      backward passes still use the scale that overflowed; each of them that overflows costs one more step.
     * Resume: `att.state_dict()` waits for the delayed gradients and saves them. With another number of ranks they are
-      kept if the stage gives all ranks the same result; else the first d steps have zeros again.
+      kept if the stage gives all ranks the same result; else gradients are zero again in the first d steps.
     * At `stop` and at `att.detach()` the gradients of the last d steps are dropped.
-    * A backward that fails on one rank cannot be dropped on all, and ends training.
+    * If a backward fails on one rank, training ends: the other ranks cannot drop their backward.
 
     Args:
         stage: the exchange of the gradients.
-        delay: the number of steps after which gradients land. All rules on gradients that act in a step have the same.
-        start, stop: the first optimizer step in which the rule acts, and the first in which it does not any more; or
-            functions of the step, equal on all ranks, that are true from that step on: `stop=warm` of one rule and
-            `start=warm` of another hand over in the same step.
+        delay: the number of steps after which gradients land; equal for all rules on gradients that act in one step.
+        start, stop: the first optimizer step in which the rule acts, and the first in which it no longer acts; or
+            functions of the step, equal on all ranks, that are true from that step on. With `stop=warm` in one rule and
+            `start=warm` in another, the second takes over in the step in which the first stops.
         where: a function (name, parameter) -> bool that selects parameters, or `Fragment(k, of)` for one of several
             parts; None for all parameters.
 
@@ -294,9 +294,9 @@ def between_steps(
 
     Args:
         stage: the exchange of the weights.
-        every: the number of steps per exchange; a function, equal on all ranks, from the step in which a round begins
-            to the number of its steps; or an object whose `due(step, comm)` tells in each step whether to exchange
-            (`schedules.Interval`), for intervals that follow what training does.
+        every: the number of steps per exchange; a function, equal on all ranks, that takes the first step of a round
+            and returns its number of steps; or an object whose `due(step, comm)` tells in each step whether to exchange
+            (`schedules.Interval`), for intervals that depend on training.
         start, stop, where: as in `during_backward`; and so are errors.
     """
     return Rule("between_steps", stage, every=every, start=start, stop=stop, where=where)
@@ -320,10 +320,10 @@ def after_step(
         every: the number of steps per exchange (local SGD, DiLoCo); or a function or an object as in `between_steps`.
             Rounds that grow as the learning rate γ falls are `every=lambda step: max(H, int((α / γ(step)) ** 2))`.
         delay: the number of steps after which the result lands; training continues meanwhile.
-        offset: the number of steps after other rules with the same `every`, to take turns; less than `every`.
+        offset: the number of steps by which exchanges come later, so that rules with the same `every` take turns; less
+            than `every`.
         mix: α, how the result lands. None: x ← x + (result − x at launch), which keeps all progress made in flight. A
-            number from 0 to below 1: x ← α x + (1 − α) result, which keeps α of it; 0 overwrites. It mixes x as it
-            then is: of weights that are loaded from outside during a flight, too, α is kept.
+            number 0 ≤ α < 1: x ← α x + (1 − α) result, with the x at landing; 0 overwrites x.
         start, stop, where: as in `during_backward`.
 
     Raises:
@@ -335,10 +335,10 @@ def after_step(
 def free_running(
     stage: Stage, *, interval: float = 0.0, start: Bound = 0, stop: Bound | None = None, where: Where | None = None
 ) -> Rule:
-    """Return a rule on weights that exchanges continuously, without waits of training:  x ← x + (result − x at launch).
+    """Return a rule on weights that exchanges continuously; training never waits:  x ← x + (result − x at launch).
 
-    One flight has all buckets. Ranks agree on each flight on the host at the ends of their steps; a rank that has ended
-    takes part with weight 0 until all have ended. The stage must be an average with an equal result on all ranks.
+    A flight carries all buckets. Ranks agree on each flight on the host at the ends of their steps; a rank that has
+    ended takes part with weight 0 until all have ended. The stage must be an average with an equal result on all ranks.
 
     Args:
         stage: the exchange of the weights: `Mean()`, `CompressedMean()`, or one of them in `Hierarchical`.
@@ -366,8 +366,8 @@ def hierarchical(algorithm: Algorithm) -> Algorithm:
         algorithm: a rule, or a tuple of rules.
 
     Raises:
-        TypeError: it is neither; it needs the shapes of parameters (`power_sgd`), which shards do not have; or it is
-            hierarchical already.
+        TypeError: `algorithm` is neither; a stage needs the shapes of parameters (`power_sgd`), which shards do not
+            have; or it is hierarchical already.
     """
     made = tuple(replace(each, stage=Hierarchical(each.stage)) for each in rules_of(algorithm, name="algorithm"))
     return made[0] if isinstance(algorithm, Rule) else made

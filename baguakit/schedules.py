@@ -1,4 +1,4 @@
-"""Schedules of rules: the values of `every=`, `start=` and `stop=` that are no numbers."""
+"""Schedules of rules: values of `every=`, `start=` and `stop=` that are not numbers."""
 
 from collections.abc import Callable
 from typing import Protocol
@@ -9,16 +9,16 @@ from .comm import Comm
 class Interval(Protocol):
     """An interval that is decided during training: a value of `every=`.
 
-    All ranks exchange as often, and wait in an exchange for the last rank that comes to it. So the answers must be the
-    same on all ranks, or lead to as many exchanges. Ranks agree without waiting on what each of them measures by a
-    flight of the object's own, launched in one step and read in a later one (`bk.primitives.launch`, over a group of
-    its own). `att.state_dict()` does not hold the object: it saves itself what a resumed training needs.
+    All ranks must make the same number of exchanges, and an exchange waits for the last rank. So the answers must be
+    the same on all ranks, or lead to equally many exchanges. To combine measurements of all ranks without waiting, the
+    object launches a flight in one step and reads it in a later step (`bk.primitives.launch`, over a separate group).
+    `att.state_dict()` does not contain the object: the user saves the data that a resumed training needs.
     """
 
     def due(self, step: int, comm: Comm) -> bool:
         """Return True to exchange in this step.
 
-        Asked once in each step in which the rule acts and no exchange of it is in the air. `comm.round` is the number
+        It is called once in each step in which the rule acts and has no exchange in flight. `comm.round` is the number
         of exchanges so far.
         """
         ...

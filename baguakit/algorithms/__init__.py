@@ -1,8 +1,8 @@
 """Algorithms: each is an expression of stages in windows of the training step.
 
-A function here returns a rule, or a tuple of rules, to be given to `baguakit.attach`. Print it to see what it is. It
-raises a TypeError for an argument of another type, and a ValueError for one that is out of range; `attach` raises a
-ValueError if a topology does not fit the number of ranks.
+A function here returns a rule, or a tuple of rules, for `baguakit.attach`. Print the result to see its expression. The
+function raises a TypeError for an argument of a wrong type, and a ValueError for one that is out of range. `attach`
+raises a ValueError if a topology does not fit the number of ranks.
 
 After gossip and asynchronous averaging weights differ between ranks: `att.merge()` averages them before they are
 evaluated or saved.

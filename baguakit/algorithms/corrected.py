@@ -1,4 +1,4 @@
-"""Corrected gossip: a memory of each rank undoes what data that differ between ranks do to the average with neighbours.
+"""Corrected gossip: each rank keeps a state that removes the bias of plain gossip on non-IID data.
 
 **gradient_tracking.** Each rank tracks the mean gradient of all ranks, for any distribution of the data.
 
@@ -16,7 +16,7 @@ Nedić, Olshevsky and Shi 2017, "Achieving Geometric Convergence for Distributed
 arXiv:1602.00591. With momentum in d: Takezawa et al. 2022, "Momentum Tracking: Momentum Acceleration for Decentralized
 Deep Learning on Heterogeneous Data", arXiv:2209.15505.
 
-**exact_diffusion.** Exact diffusion ends at the minimum of the mean loss, for one exchange of the weights a step.
+**exact_diffusion.** Exact diffusion reaches the minimum of the mean loss with one exchange of the weights per step.
 
 For ψ the weights after the local step, W the mixing matrix, and A = (I + W)/2:
 
@@ -25,23 +25,23 @@ For ψ the weights after the local step, W the mixing matrix, and A = (I + W)/2:
 
 At the fixed point all ranks agree, c = γ g, and Σ_r g_r = 0.
 
-The second line is computed as differences, which a rank and its neighbour round alike, so that Σ_r c_r stays 0:
+The second line is computed from differences: a rank and its neighbour round a difference alike, so Σ_r c_r stays 0:
 
     y ← ψ + c;   c ← c + Σ_j a_rj (y_j − y);   X ← ψ + c
 
-c is not rescaled when γ changes: the mean over ranks follows the mean gradient under any schedule, and ranks disagree
-as at the earlier γ until the graph has mixed.
+c is not rescaled when γ changes. The mean over ranks follows the mean gradient under any schedule. The ranks disagree
+as much as at the earlier γ until the graph has mixed.
 
 Yuan, Ying, Zhao and Sayed 2017, "Exact Diffusion for Distributed Optimization and Learning", arXiv:1702.05122.
 
-**quasi_global_momentum.** The momentum follows the way of the mixed weights, not the rank's own gradients.
+**quasi_global_momentum.** The momentum averages the changes of the mixed weights, not the rank's own gradients.
 
 For X the weights of all ranks, a row each, W the mixing matrix of the round, g the gradients and γ the learning rate:
 
     X⁺ ← W (X − γ (g + β m));   m ← ν m + (1 − ν) (X − X⁺) / γ
     X⁺ ← W (X − γ (g + β (β m + g)));   the same m                  with Nesterov's momentum
 
-One stage behind plain SGD does it, which keeps the velocity v = γ m, in the units of the weights. For x = X − γ g:
+A stage after plain SGD computes this. It keeps the velocity v = γ m, in the units of the weights. For x = X − γ g:
 
     X⁺ ← W (x − β v), or W (x − β (β v + X − x));   v ← ν v + (1 − ν) (X − X⁺);   x ← X⁺
 
@@ -74,10 +74,10 @@ from .gossip import decentralized, push_sum
 
 @dataclass(frozen=True, repr=False)
 class TrackedGradient(OnGraph):
-    """q ← Σ_j w_rj q_j + g − g before;  q is put where the gradient was.
+    """q ← Σ_j w_rj q_j + g − g before;  q replaces the gradient.
 
     A gradient that is not finite is passed on, and counts as unchanged: Σ q stays the sum of the latest finite
-    gradients. Attached, all ranks then keep their q and g.
+    gradients. In an attachment, all ranks then keep their q and g.
     """
 
     keeps: ClassVar[bool] = True
@@ -109,7 +109,7 @@ class TrackedGradient(OnGraph):
 def gradient_tracking(topology: Topology | None = None, order: Literal["awc", "atc", "push_sum"] = "awc") -> Algorithm:
     """Train by decentralized SGD that reaches the minimum of the mean loss on non-IID data, too.
 
-    Sends the size of the weights and the size of the gradients to each neighbour; costs two copies of the gradients.
+    Sends the weights and tracked gradients to each neighbour. Costs memory for two copies of the gradients.
     The optimizer sees the tracked gradient. Give it a plain SGD, with momentum if wanted.
 
     Args:
@@ -159,8 +159,8 @@ class ExactDiffusion(OnGraph):
 def exact_diffusion(topology: Topology = Ring()) -> Rule:
     """Train by decentralized SGD that reaches the minimum of the mean loss on non-IID data, too, for half the bytes.
 
-    Half of `gradient_tracking`: it sends the size of the weights, in fp32 at least, to each neighbour, and costs one
-    copy of the weights. Give it a plain SGD; heavy-ball momentum ends at the same point, Adam elsewhere.
+    It sends half the bytes of `gradient_tracking`: the weights, in fp32 at least, to each neighbour. It costs memory
+    for a copy of the weights. Use plain SGD. Heavy-ball momentum has the same fixed point; Adam has another one.
 
     Args:
         topology: static, symmetric and doubly stochastic.
@@ -172,8 +172,8 @@ def exact_diffusion(topology: Topology = Ring()) -> Rule:
 class QuasiGlobalMomentum(OnGraph):
     """X⁺ ← W (x − β v);  v ← ν v + (1 − ν) (X − X⁺);  x, X ← X⁺,  for x the weights after a local step from X.
 
-    With `nesterov`, β v + X − x in place of v. The state holds X and v, in fp32 at least; β is `momentum`, ν is
-    `decay`. An X⁺ that is not finite is passed on and not kept.
+    With `nesterov`, the first v is replaced by β v + X − x. The state holds X and v, in fp32 at least; β is `momentum`,
+    ν is `decay`. An X⁺ that is not finite is passed on, and the state does not change.
     """
 
     momentum: float = 0.9
@@ -212,16 +212,16 @@ class QuasiGlobalMomentum(OnGraph):
 def quasi_global_momentum(
     topology: Topology | None = None, momentum: float = 0.9, decay: float = 0.9, nesterov: bool = False
 ) -> Rule:
-    """Train by decentralized SGD with a momentum that non-IID data do not pull apart.
+    """Train by decentralized SGD with a momentum that stays similar on all ranks on non-IID data.
 
-    Give it a plain SGD, without momentum. Sends the size of the weights, in fp32 at least, to each neighbour; costs two
-    copies of the weights.
+    Use plain SGD, without momentum. Sends the weights, in fp32 at least, to each neighbour. Costs memory for two copies
+    of the weights.
 
     Args:
         topology: doubly stochastic, as in `decentralized`. None: `OnePeerExact()`.
         momentum: β, the share of the momentum in a step, from 0 to below 1; 0 is ATC.
-        decay: ν, of the momentum itself, from 0 to below 1.
-        nesterov: step by Nesterov's momentum, which the paper found best.
+        decay: ν, the decay of the momentum, from 0 to below 1.
+        nesterov: use Nesterov's momentum, which was best in the paper.
     """
     chosen = OnePeerExact() if topology is None else topology
     return after_step(QuasiGlobalMomentum(chosen, momentum, decay, nesterov))

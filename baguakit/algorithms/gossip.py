@@ -10,7 +10,7 @@ For X the weights of all ranks, a row each, W the mixing matrix of the round, an
 Lian et al. 2017, arXiv:1705.09056 (D-PSGD); Ying et al. 2021, arXiv:2110.13363 (exponential graphs);
 Takezawa et al. 2023, arXiv:2305.11420 (the exact mean for every number of ranks).
 
-**push_sum.** Stochastic gradient push: gossip on directed graphs, where a rank may send to ranks that send it nothing.
+**push_sum.** Stochastic gradient push: gossip on directed graphs. A rank may send to ranks that do not send to it.
 
 For z_r the weights of rank r, A the column-stochastic matrix of the round, and p_r the push-sum weight of rank r, 1 at
 first:
@@ -19,14 +19,14 @@ first:
     u ← A u;     p ← A p           Σ u and Σ p do not change
     z ← u / p
 
-Each rank computes the p of all ranks from the graphs, so only u is sent. Where A is doubly stochastic, p stays 1 and
-this is ATC.
+Each rank computes the p of all ranks from the graphs, so only u is sent. If A is doubly stochastic, p stays 1, and
+push-sum equals ATC.
 
 Push-sum: Kempe, Dobra and Gehrke 2003, "Gossip-Based Computation of Aggregate Information",
 doi:10.1109/SFCS.2003.1238221. With gradients: Nedić and Olshevsky 2016, "Stochastic Gradient-Push for Strongly Convex
 Functions on Time-Varying Directed Graphs", arXiv:1406.2075; Assran et al. 2019 (SGP), arXiv:1811.10792.
 
-**low_precision_decentralized.** DCD-SGD: ranks send compressed differences from replicas, which their neighbours know.
+**low_precision_decentralized.** DCD-SGD: ranks send compressed differences from replicas that their neighbours know.
 
 For r_i the replica of rank i and q_i the compressed difference that it sends, r_i ← r_i + q_i on every rank that keeps
 r_i; W is the mixing matrix, x_i the weights after a local step, and Q the compressor. Only q_i is sent. A rank keeps
@@ -40,9 +40,9 @@ Tang et al. 2018, "Communication Compression for Decentralized Training" (DCD-PS
 
     q_i ← Q(x_i − r_i);   r_i ← r_i + q_i;   x_i ← x_i + γ ((W r)_i − r_i)
 
-W may change from round to round: the ranks that hear a rank in one round of the period have not heard what it sent in
-the others, so each round has r_i and s_i of its own. One peer a round is then one message of compressed values, for any
-number of ranks, and 2 ⌈log₂ n⌉ copies of the weights.
+W may change from round to round. The ranks that hear a rank in one round of the period do not hear it in the other
+rounds, so there are separate r_i and s_i for each round. With one peer a round, a rank sends one compressed message a
+step for any number of ranks, and keeps 2 ⌈log₂ n⌉ copies of the weights.
 
 Koloskova, Stich and Jaggi 2019, "Decentralized Stochastic Optimization and Gossip Algorithms with Compressed
 Communication", arXiv:1902.00340.
@@ -79,11 +79,11 @@ from ..topology import OnePeerExact, Ring, Topology
 def decentralized(topology: Topology | None = None, order: Literal["awc", "atc"] = "awc", every: Every = 1) -> Rule:
     """Average weights with this round's neighbours.
 
-    Sends the size of the weights to each neighbour, for any number of ranks.
+    Sends the weights to each neighbour, for any number of ranks.
 
     Args:
-        topology: the graph; its matrices must be doubly stochastic. None: `OnePeerExact()`, at most one message per
-            exchange and the exact mean after few of them, for every number of ranks.
+        topology: the graph; its matrices must be doubly stochastic. None: `OnePeerExact()`, which sends at most one
+            message per exchange and gives the exact mean after few exchanges, for every number of ranks.
         order: "awc" or "atc"; see the module for the equations.
         every: the number of steps between exchanges, or a function as in `bk.between_steps`.
     """
@@ -140,7 +140,7 @@ def matrix_of(topology: Topology, size: int, round: int) -> Tensor:
 def push_sum(topology: Topology, every: Every = 1) -> Rule:
     """Train by decentralized SGD on a directed graph, which may change from round to round.
 
-    Sends the weights, in fp32 at least, to each rank that receives from this one; costs a copy of the weights.
+    Sends the weights, in fp32 at least, to each rank that hears this one. Costs memory for a copy of the weights.
 
     Args:
         topology: column-stochastic, such as `FromDigraph(…)`, or doubly stochastic.
@@ -186,7 +186,7 @@ class Gossip(OnGraph):
         return state
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
-        """Send Q(change) in pieces, and mix each piece when the bytes of all neighbours are there."""
+        """Send Q(change) in pieces. Mix each piece when the bytes of all neighbours have arrived."""
         comm.note(self.compressor, self.compressor)
         if comm.size == 1:
             return x
@@ -232,11 +232,11 @@ class Gossip(OnGraph):
         return exchange(line, neighbors(line, k, b), k * b, q, pieces_of(N, place.gpu) if c.dense else 1)
 
     def _change(self, here: Piece, new: New) -> Tensor:
-        """Return what is compressed and sent of a piece."""
+        """Return the change of a piece, which is then compressed and sent."""
         return torch.sub(here.x, here.r, out=new(here.r))
 
     def _mix_(self, here: Piece, q: Tensor, received: dict[int, Tensor], new: New) -> None:
-        """Update a piece with q and the changes that neighbours sent."""
+        """Update a piece with q and with the changes `received` from the neighbours."""
         raise NotImplementedError
 
     def _decompressed(self, packed: Tensor, like: Tensor, new: New) -> Tensor:
@@ -247,7 +247,7 @@ class Gossip(OnGraph):
     def _follow(self, here: Piece, q: Tensor, received: dict[int, Tensor], new: New) -> None:
         """Add to each replica the change that its rank sent: q to this rank's, `received` to the neighbours'.
 
-        A change that is not finite is added to no replica on any rank: all ranks judge by the same bytes.
+        A change that is not finite is added to no replica, on any rank: all ranks decide from the same bytes.
         """
         here.r.add_(zero_unless_finite(q))
         for peer, packed in received.items():
@@ -285,8 +285,8 @@ def low_precision_decentralized(
     """Train by decentralized SGD that sends compressed differences (DCD): a quarter of the bytes of `decentralized`.
 
     Args:
-        topology: static, symmetric and doubly stochastic; `choco` also takes one that changes.
-        compressor: exact enough that its error shrinks with the values, such as MinMaxUInt8.
+        topology: static, symmetric and doubly stochastic; `choco` also takes topologies that change.
+        compressor: one whose error is small relative to the values, such as MinMaxUInt8.
         every: the number of steps between exchanges, or a function as in `bk.after_step`.
     """
     return after_step(DifferenceCompression(topology, compressor), every=every)
@@ -294,7 +294,7 @@ def low_precision_decentralized(
 
 @dataclass(frozen=True, repr=False)
 class Choco(Gossip):
-    """CHOCO:  q ← Q(x − r);  r ← r + q;  x ← x + γ (W r − r), with r of their own in each round of W's period."""
+    """CHOCO:  q ← Q(x − r);  r ← r + q;  x ← x + γ (W r − r), with separate r for each round of W's period."""
 
     gamma: float = 0.5
     needs = ("doubly_stochastic",)
@@ -327,11 +327,11 @@ def choco(
 ) -> Rule:
     """Train by decentralized SGD with any compressor (CHOCO): gossip does not change the mean over ranks.
 
-    `choco(OnePeerExact(), gamma=1.0)` sends a byte for each weight a step, where `bytegrad` sends 2 (n − 1)/n.
+    `choco(OnePeerExact(), gamma=1.0)` sends one byte per weight and step; `bytegrad` sends 2 (n − 1)/n bytes.
 
     Args:
-        topology: doubly stochastic. Costs two copies of the weights for each round of its period, at most 64.
-        compressor: any; the coarser, the smaller gamma must be.
+        topology: doubly stochastic. Costs two copies of the weights for each round of its period, at most 64 rounds.
+        compressor: any. A coarser compressor needs a smaller gamma.
         gamma: the step size γ towards the neighbours, above 0 and at most 1; 1 without compression is ATC. With
             TopK(0.05) begin at 0.3; if `consensus_distance()` keeps growing, it is too large.
         every: as in `low_precision_decentralized`.

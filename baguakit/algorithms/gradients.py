@@ -1,4 +1,4 @@
-"""Means of gradients: exact, in 8 bits, of their largest entries, of what has changed in them, and of Adam's momentum.
+"""Means of gradients: exact, in 8 bits, of their largest entries, of their changes, and of Adam's momentum.
 
 For g_r the gradient of rank r at the common weights x, and Q the compressor:
 
@@ -9,15 +9,15 @@ For g_r the gradient of rank r at the common weights x, and Q the compressor:
 
     y_r ← g_r + β e_r;     x ← x − γ d( (1/n) Σ_r top(y_r) );     e_r ← y_r − top(y_r)
 
-for top the largest of each chunk of values, compressed once more if `values` is given.
+where top keeps the largest entries of each chunk, and compresses their values if `values` is given.
 
 Stich, Cordonnier and Jaggi 2018, "Sparsified SGD with Memory", arXiv:1809.07599; Lin et al. 2017, "Deep Gradient
 Compression: Reducing the Communication Bandwidth for Distributed Training", arXiv:1712.01887; with chunks, `values` and
 `decay`, Sarfi et al. 2025 (SparseLoCo), arXiv:2508.15706.
 
-**ef21.** Each rank sends what has changed since its last estimate, so that with any compressor the error vanishes.
+**ef21.** Each rank sends the change since its last estimate, so that the error vanishes with any compressor.
 
-For h_r the estimate of g_r, 0 at first, which all ranks could compute from what was sent, and ⟨·⟩ the mean over ranks:
+For h_r the estimate of g_r, 0 at first, and ⟨·⟩ the mean over ranks:
 
     v_r ← μ v_r + (1 − μ) g_r                         v_r = g_r without momentum
     q_r ← Q(v_r − h_r);    h_r ← h_r + q_r
@@ -43,12 +43,12 @@ For g the mean gradient, g_r that of rank r, t = 1, 2 … the optimizer step, T 
     t > T    m ← Q-mean over r of (β₁ m + (1 − β₁) g_r)                              (v stays)
     d ← m / (1 − β₁ᵗ) / ( √( v / (1 − β₂^min(t, T)) ) + ε )
 
-d replaces the gradient, and a plain `SGD(lr)` then takes Adam's step: its `weight_decay` is AdamW's, decoupled. For
-Adam's decay, which is added to the gradient before the moments, add ½ λ Σ w² to the loss.
+d replaces the gradient, and a plain `SGD(lr)` then takes Adam's step. Its `weight_decay` is decoupled, as in AdamW. For
+Adam's own decay, which is added to the gradient before the moments, add ½ λ Σ w² to the loss.
 
 Tang et al. 2021, "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed",
-arXiv:2102.02888; Gan et al. 2021, arXiv:2107.01499. Of our own, |d| ≤ (1 − β₁)/√(1 − β₂) for t > T: Adam never moves a
-value by more, but where the frozen v is small the error of the codes would.
+arXiv:2102.02888; Gan et al. 2021, arXiv:2107.01499. Not in these papers: d is clamped to |d| ≤ (1 − β₁)/√(1 − β₂) for
+t > T. Adam's d is never larger, but compression errors divided by a small frozen v could be.
 """
 
 from collections.abc import Mapping
@@ -98,7 +98,7 @@ def bytegrad(
         compressor: the wire format, a dense one; None for `MinMaxUInt8()`.
         error_feedback: add the compression error of one step to the gradients of the next; costs an fp32 copy of
             the gradients.
-        error: instead of a format, the error that a compression may have, as in `stages.Adaptive`.
+        error: the largest error of a compression, as in `stages.Adaptive`; in place of `compressor`.
         delay: as in `gradient_allreduce`.
     """
     if error is not None and compressor is not None:
@@ -119,16 +119,16 @@ def top_k(ratio: float = 0.01, chunk: int = 4096, values: Compressor | None = No
         ratio: the share of entries that a rank sends, of each chunk of a bucket; above 0 and at most 1.
         chunk: how many entries a chunk has: a power of two, 64 to 4096.
         values: how the entries sent are compressed, a dense format such as `UInt2()`; None: in fp32.
-        decay: β, from 0 to 1, of the error: less than 1 forgets entries that were never sent.
+        decay: β, the decay of the error, from 0 to 1. With less than 1, entries that are not sent fade out.
     """
     return during_backward(ErrorFeedback(SparseMean(TopK(ratio, chunk, values)), decay))
 
 
 @dataclass(frozen=True, repr=False)
 class TrackedMean(Around):
-    """h_r ← h_r + q_r and h ← h + ⟨q_r⟩ for q_r the part of v_r − h_r that `inner` sends; x ← h.
+    """h_r ← h_r + q_r;  h ← h + ⟨q_r⟩;  x ← h,  for q_r the part of v_r − h_r that `inner` sends.
 
-    Its state is fp32 for any dtype of x. A result that is not finite is passed on, and all ranks then keep their state.
+    Its state is fp32 for any dtype of x. If a result is not finite, it is passed on, and no rank changes its state.
     With one rank, x ← v.
 
     Args:
@@ -136,7 +136,7 @@ class TrackedMean(Around):
         momentum: μ, from 0 to less than 1.
 
     Raises:
-        TypeError: `inner` loses nothing, or loses it between nodes only.
+        TypeError: `inner` is not lossy, or is lossy between nodes only.
     """
 
     momentum: float = 0.0
@@ -184,15 +184,15 @@ class TrackedMean(Around):
 
 @checked
 def ef21(compressor: Compressor = TopK(0.01), momentum: float = 0.0) -> Rule:
-    """Average gradients of which ranks send compressed changes, with an error that vanishes (EF21).
+    """Average gradients: ranks send compressed changes, with an error that vanishes (EF21).
 
     Sends (n − 1) times the packed gradients, by default (n − 1) · 0.055 bytes a value; costs two fp32 copies of
     the gradients, and one more with momentum. Attach it to a plain SGD, or to any optimizer without momentum.
 
     Args:
         compressor: any, sparse or dense.
-        momentum: μ, from 0 to below 1, of each rank's own momentum, which is sent in place of the gradient: 0.9 for
-            mini-batches, whose gradients never settle.
+        momentum: μ, from 0 to below 1. Each rank sends its own momentum in place of its gradient. Use 0.9 with
+            mini-batches, because their gradients do not converge.
     """
     return during_backward(TrackedMean(SparseMean(compressor), momentum))
 
@@ -254,7 +254,7 @@ class AdamDirection(Stage):
             return x.copy_(torch.where(ok, d, torch.nan))  # the clamp would hide an infinite value
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost after the warm-up: of `CompressedMean` in fp32, and of 10 copies."""
+        """Return the cost after the warm-up: the cost of `CompressedMean` in fp32, and 10 copies."""
         return CompressedMean(self.compressor).cost(load.fp32, place) + place.copies(10, load.fp32.size)
 
 
@@ -274,7 +274,7 @@ def qadam(
     Args:
         warmup_steps: T, at least 1; long enough for the variance to settle.
         betas, eps: of Adam; betas from 0 to below 1, `eps` above 0.
-        compressor: of the momentum; one that keeps zeros, so that parameters without a gradient do not move.
-        error_feedback: add what compression lost in one step to the momentum of the next.
+        compressor: the compressor of the momentum. It must keep zeros, or parameters without a gradient would move.
+        error_feedback: add the compression error of one step to the momentum of the next.
     """
     return during_backward(AdamDirection(warmup_steps, betas, eps, compressor, error_feedback))

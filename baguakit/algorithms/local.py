@@ -15,10 +15,10 @@ Deep Learning", arXiv:2310.14423.
     x_r ← x_r − γ d(g_r(x_r))                              in every step, without waiting
     x_r ← x_r + (1/|A|) Σ_{j in A} x̂_j − x̂_r              whenever a flight arrives
 
-x̂_j are the weights that rank j launched and A the ranks that still train. The progress made during the flight is kept.
+x̂_j are the weights of rank j at launch, and A the ranks that still train. The progress made during the flight is kept.
 Gan et al. 2021, "BAGUA", arXiv:2107.01499, section 3.
 
-**diloco.** Local steps, then a step of an outer optimizer, whose gradient is the averaged distance.
+**diloco.** Local steps, then a step of an outer optimizer. Its gradient is the mean distance from the anchor.
 
 For a the anchor, the weights that all ranks last agreed on, and H local steps between exchanges:
 
@@ -27,12 +27,12 @@ For a the anchor, the weights that all ranks last agreed on, and H local steps b
     a   ← outer optimizer's step on a with gradient Δ
     x_r ← a
 
-With `fragments`, each fragment of the weights has its own turn within the H steps, which spreads the load of the
-network; with `delay`, training goes on during an exchange, and `mix` says how its result lands.
+With `fragments`, the fragments of the weights are exchanged in turn within the H steps, which spreads the load of the
+network. With `delay`, training continues during an exchange, and `mix` says how its result lands.
 
 Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models", arXiv:2311.08105.
 
-Other methods are other stages inside, other optimizers outside, or the user's own optimizer:
+Other methods differ in the inner stage, in the outer optimizer, or in the user's own optimizer:
 
     diloco(H, lr=1.0)                                           local SGD
     diloco(H, lr=α, momentum=β)                                 SlowMo
@@ -44,11 +44,11 @@ Other methods are other stages inside, other optimizers outside, or the user's o
                                                                 and torch.optim.Muon steps the matrices
     diloco(50, inner=N, lr=0.7, momentum=0.5)                   NoLoCo: N = NeighborMean(RandomMatching(seed))
 
-* *Streaming DiLoCo* sends E3M0, a float of 4 bits as long as `UInt4()`, and its fragments are of three layers each.
+* *Streaming DiLoCo* sends E3M0, a float of 4 bits (as many as `UInt4()`), and a fragment has three layers.
 * *MuLoCo* with several ranks and H = 1 averages orthogonalised updates, which is not Muon on the mean gradient.
 * *NoLoCo* has a step size β for the differences and γ for the mixing of the anchors. Here, as in its code, β = γ.
-* *CO2* is **not** `diloco(H, delay=H)`: its landing overwrites, and what a rank made of the weights meanwhile counts in
-  the next mean.
+* *CO2* is **not** `diloco(H, delay=H)`: its result overwrites the weights when it lands, and the local progress during
+  the flight counts in the next mean.
 
 Wang et al. 2019, "SlowMo: Improving Communication-Efficient Distributed SGD with Slow Momentum", arXiv:1910.00643;
 Douillard et al. 2025, "Streaming DiLoCo with overlapping communication: Towards a Distributed Free Lunch",
@@ -77,11 +77,11 @@ from ..stages import Mean, Stage, State
 
 @checked
 def local_sgd(every: Every = 8, start: Bound = 0) -> Algorithm:
-    """Average the weights after every `every` steps; sends 2 (n − 1)/n times their size, divided by `every`, a step.
+    """Average the weights after every `every` steps. Sends 2 (n − 1)/n times their size, divided by `every`, per step.
 
     Args:
         every: H, the number of local steps between averages; or a function as in `bk.after_step`.
-        start: until this step average gradients instead (post-local SGD); or a function as in `bk.after_step`.
+        start: before this step, average gradients instead (post-local SGD); or a function as in `bk.after_step`.
     """
     average = after_step(Mean(), every=every, start=start)
     return (during_backward(Mean(), stop=start), average) if start else average
@@ -91,13 +91,12 @@ def local_sgd(every: Every = 8, start: Bound = 0) -> Algorithm:
 def async_model_average(warmup_steps: int = 0, interval: float = 0.0) -> Algorithm:
     """Average the weights as often as the network allows; stragglers slow nobody down.
 
-    Each flight sends 2 (n − 1)/n times the size of the weights. Ranks may make different numbers of steps: one that
-    leaves answers with weight 0 until all have left. A
-    checkpoint holds no flight under way.
+    Each flight sends 2 (n − 1)/n times the size of the weights. Ranks may make different numbers of steps: a rank that
+    has ended takes part with weight 0 until all have ended. A checkpoint does not contain flights in progress.
 
     Args:
         warmup_steps: the number of first steps that average gradients, so that ranks start from equal weights.
-        interval: seconds to let pass between the landing of a flight and the launch of the next.
+        interval: the seconds between the landing of a flight and the launch of the next.
     """
     flight = free_running(Mean(), interval=interval, start=integer("warmup_steps", warmup_steps, 0))
     return (during_backward(Mean(), stop=warmup_steps), flight) if warmup_steps else flight
@@ -107,13 +106,13 @@ def async_model_average(warmup_steps: int = 0, interval: float = 0.0) -> Algorit
 class OuterStep(Stage):
     """Δ ← inner(a − x);  a ← a step of `optimizer` on a with gradient Δ;  x ← a.
 
-    If the inner stage does not agree, ranks have their own anchors, and Δ ← a − inner(x) draws them together. A result
-    that is not finite is passed on; the anchor and the optimizer's state are then kept.
+    If `inner` does not give all ranks the same result, each rank has its own anchor, and Δ ← a − inner(x) reduces their
+    differences. If a result is not finite, it is passed on, and the anchor and the optimizer's state do not change.
 
     Args:
         optimizer: a class of torch.optim, or a subclass of Optimizer.
-        inner: the average: `Mean()`, or `ErrorFeedback(CompressedMean())`, or one with neighbours only.
-        options: of the optimizer.
+        inner: the average: `Mean()`, or `ErrorFeedback(CompressedMean())`, or an average with neighbours only.
+        options: keyword arguments for the optimizer.
     """
 
     optimizer: type[torch.optim.Optimizer]
@@ -158,7 +157,7 @@ class OuterStep(Stage):
                 stepped.grad = a - self.inner(new(a).copy_(x), state["inner"], comm)
             optimizer = self.optimizer([stepped], **dict(self.options))
             if x.is_cuda and "capturable" in optimizer.defaults and "capturable" not in dict(self.options):
-                # Only the device knows whether a step counts: a count on the host would synchronize.
+                # Only the device knows whether a step is taken. Counting steps on the host would synchronize.
                 optimizer.param_groups[0]["capturable"] = True
             optimizer.state[stepped] = {name: new(value).copy_(value) for name, value in outer.items()}
             optimizer.step()
@@ -172,7 +171,7 @@ class OuterStep(Stage):
             return x.copy_(stepped)
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of `inner` in fp32 at least and of 11 copies."""
+        """Return the cost of `inner`, in fp32 at least, and of 11 copies."""
         wide = load.at_least_fp32
         return self.inner.cost(wide, place) + place.copies(11, wide.size)
 
@@ -195,21 +194,21 @@ def diloco(
     mix: float | None = None,
     **options: Any,
 ) -> Algorithm:
-    """Train alone for `every` steps, then let an outer optimizer step by the averaged progress.
+    """Train alone for `every` steps, then take a step of an outer optimizer with the mean progress as its gradient.
 
-    Sends 2 (n − 1)/n times the size of the weights, divided by `every`, a step. Costs a copy of the weights for the
-    anchor, the state of the outer optimizer, and with `delay` two more copies during a flight.
+    Sends 2 (n − 1)/n times the size of the weights, divided by `every`, per step. Costs memory for the anchor (a copy
+    of the weights), the state of the outer optimizer, and with `delay` two more copies during a flight.
 
     Args:
         every: H, the number of local steps; or, with one fragment, a function as in `bk.after_step`.
-        optimizer: the class of the outer optimizer. On CUDA the host waits at every flight of one that cannot count its
-            steps on the device (`capturable`), such as Adagrad.
-        inner: the average of the distances; `ErrorFeedback(CompressedMean())` sends a quarter.
-        delay: apply the result this many steps later, and train on meanwhile.
+        optimizer: the class of the outer optimizer. On CUDA the host waits at every flight if this class cannot count
+            its steps on the device (`capturable`), such as Adagrad.
+        inner: the average of the distances; `ErrorFeedback(CompressedMean())` sends a quarter of the bytes.
+        delay: the number of steps after which the result is applied; training continues meanwhile.
         fragments: the number of fragments of similar size that weights are divided into.
         mix: α, as in `bk.after_step`: how much of a rank's own weights stays when a result lands. None keeps all
             progress made in flight.
-        options: of the outer optimizer; by default as in the paper: SGD(lr=0.7, momentum=0.9, nesterov=True).
+        options: arguments of the outer optimizer; by default as in the paper: lr=0.7, momentum=0.9, nesterov=True.
     """
     if not options and optimizer is torch.optim.SGD:
         options = {"lr": 0.7, "momentum": 0.9, "nesterov": True}

@@ -1,19 +1,19 @@
-"""PowerSGD: matrices averaged through two thin factors, found by one power iteration a step.
+"""PowerSGD: average matrices through two thin factors, computed by one power iteration per step.
 
-For M_r the gradient of a weight matrix (m × k) on rank r, and Q (k × rank) left from the step before:
+For M_r the gradient of a weight matrix (m × k) on rank r, and Q (k × rank) from the previous step:
 
     P    ← orthogonalize( (1/n) Σ_r M_r Q )
     Q_rᵀ ← Pᵀ M_r;    Q ← (1/n) Σ_r Q_r
-    M    ← P Qᵀ;      rank r lost M_r − P Q_rᵀ
+    M    ← P Qᵀ;      the error of rank r is M_r − P Q_rᵀ
 
-A tensor of more dimensions is a matrix of its first against all others; vectors are averaged exactly, in the message
-of the P.
+A tensor of more dimensions is a matrix with the first dimension as rows and all others as columns. Vectors are averaged
+exactly, in the same message as P.
 
 Vogels, Karimireddy and Jaggi 2019, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization",
 arXiv:1905.13727.
 
-Columns are in the order of memory, and so are the rows of Q. Where the first dimension lies between the others in
-memory, which is rare, the matrix is copied.
+Columns are in the order of memory, and so are the rows of Q. In the rare case that the first dimension lies between
+the others in memory, the matrix is copied.
 """
 
 import math
@@ -36,7 +36,7 @@ from ..stages.means import Average
 
 
 class MatrixSpan(NamedTuple):
-    """The span of a matrix in a flat tensor, of shape (outer, rows, inner); its columns are outer × inner."""
+    """The span of a matrix in a flat tensor, of shape (outer, rows, inner); it has outer × inner columns."""
 
     at: int
     outer: int
@@ -115,7 +115,7 @@ class LowRankMean(Average):
         vectors = exact if wide is x else []  # in the message of the P
         shapes = [piece.shape for piece in vectors]
         shapes += [torch.Size((span.rows, factor.shape[1])) for span, factor in zip(layout, known, strict=True)]
-        # On CPUs a Q is sent as Qᵀ = Pᵀ M, since Mᵀ P takes three times as long.
+        # On CPUs, Q is sent as Qᵀ = Pᵀ M, because Mᵀ P takes three times as long.
         shapes += [factor.shape if x.is_cuda else factor.T.shape for factor in known]
         lengths = [math.prod(shape) for shape in shapes]
         messages, first = wide.new_empty(sum(lengths)), sum(lengths[: -len(layout)])
@@ -141,7 +141,7 @@ class LowRankMean(Average):
                 span.put_(residual, torch.mm(each, factor, out=span.matrix(residual)))
             torch.sub(wide, residual, out=residual)
         mean_(messages[first:], comm)
-        # ErrorFeedback, which wants the residual, looks at the result: it is not finite if a factor is not.
+        # ErrorFeedback passes `residual` and checks the result, which is not finite if a factor is not.
         if residual is None or not all(hold(old, new.T) for old, new in zip(known, q, strict=True)):
             ok = finite(messages if wide is x else torch.cat([messages, *exact]))
             for old, new in zip(known, q, strict=True):
@@ -155,7 +155,7 @@ class LowRankMean(Average):
         return x
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of two means, of (vectors and) m × r and of k × r values, and of 6 copies."""
+        """Return the cost of two means (vectors and m × r values, then k × r values) and of 6 copies."""
         if place.ranks == 1:
             return Cost()
         matrices = [(s[0], math.prod(s[1:])) for s in load.shapes if len(s) > 1]
@@ -167,11 +167,11 @@ class LowRankMean(Average):
 
 
 def orthonormal(matrices: list[Tensor], together: bool) -> list[Tensor]:
-    """Return matrices of orthonormal columns, which span the columns of `matrices`, (m, k) with m ≥ k in fp32.
+    """Return matrices with orthonormal columns that span the columns of `matrices`, each (m, k) with m ≥ k in fp32.
 
-    Columns that depend on others, or are zero, become orthonormal, too: Householder reflections complete the basis, and
-    a factor that was zero gets a direction again. With `together`, matrices of one shape are factored in one call,
-    which is fewer calls on a GPU; on a CPU the last bits would depend on where in memory they lie.
+    Columns that are zero or depend on others are replaced by orthonormal ones: Householder reflections complete the
+    basis. So a factor that was zero gets a direction again. With `together`, matrices of one shape are factored in one
+    call, for fewer calls on a GPU; on a CPU the last bits would depend on the addresses of the matrices.
     """
     if not together:
         return [torch.linalg.qr(each).Q for each in matrices]
@@ -201,7 +201,7 @@ def between(x: Tensor, layout: list[MatrixSpan]) -> list[Tensor]:
 
 
 def copy_all_(to: list[Tensor], source: list[Tensor]) -> None:
-    """Copy tensors in one launch; none are allowed."""
+    """Copy tensors in one launch. The lists may be empty."""
     if to:
         torch._foreach_copy_(to, source)
 
@@ -210,11 +210,11 @@ def copy_all_(to: list[Tensor], source: list[Tensor]) -> None:
 def power_sgd(rank: int = 4, warmup_steps: int = 0) -> Algorithm:
     """Average gradients through factors of few columns, with error feedback.
 
-    Sends 2 (n − 1)/n · rank · (m + k) values for a matrix of m × k. Costs an fp32 copy of the gradients, and the
-    factors.
+    Sends 2 (n − 1)/n · rank · (m + k) values for a matrix of m × k. Costs memory for an fp32 copy of the gradients, and
+    for the factors.
 
     Args:
-        rank: columns of the factors; 1 to 4 for large models.
+        rank: the number of columns of the factors; 1 to 4 for large models.
         warmup_steps: the number of first steps that average exactly.
     """
     start = integer("warmup_steps", warmup_steps, 0)

@@ -1,4 +1,4 @@
-"""Steps by signs: a vote of all ranks on each sign, or the sign of the mean of the largest cosines.
+"""Sign steps: all ranks vote on each sign, or step by the sign of the mean of the largest cosine coefficients.
 
 Majority votes: each rank sends the signs of its momentum, and all step by the sign that most ranks sent.
 
@@ -8,33 +8,33 @@ For g_r the gradient of rank r at the common weights x, and m_r its own momentum
     d   ← sign(Σ_r v_r)
     m_r ← β₂ m_r + (1 − β₂) g_r;     x ← x − γ d
 
-With β₁ = β₂, v_r is the sign of the new momentum, and this is Signum; with others it is Lion. On one rank it is exactly
-that optimizer. One rank with a large gradient has one vote.
+With β₁ = β₂, v_r is the sign of the new momentum, and this is Signum; otherwise it is Lion. On one rank it is exactly
+that optimizer. A rank with a large gradient has one vote, as every other rank.
 
 d replaces the gradient, and a plain `SGD(lr)` takes the step. Its `weight_decay` λ is decoupled, as in both papers:
-x ← (1 − γ λ) x − γ d. Clip nothing: d has no size.
+x ← (1 − γ λ) x − γ d. Do not clip gradients: d is −1, 0 or 1, and clipping would scale it.
 
-sign(0) = 0, and a tie gives 0, so that a weight which no rank's data reaches stays where it is; the published code of
-Lion counts both as −1. Five of the three values −1, 0 and 1 fit in a byte, since 3⁵ = 243, and what is left of a byte
-says that a value is not finite: 1.6 bits a value, to the owner of a shard, who counts, and back.
+sign(0) = 0, and a tie gives 0: a weight that has no gradient on any rank does not move. Lion's published code takes
+−1 in both cases. A byte holds five signs, since 3⁵ = 243; codes from 243 on mark values that are not finite. That is
+1.6 bits a value, sent to the owner of a shard, which counts the votes and sends the result back.
 
 Bernstein et al. 2018, "signSGD: Compressed Optimisation for Non-Convex Problems", arXiv:1802.04434; Bernstein et al.
 2018, "signSGD with Majority Vote is Communication Efficient And Fault Tolerant", arXiv:1810.05291; Liu et al. 2024,
 "Communication Efficient Distributed Training with Distributed Lion", arXiv:2404.00438.
 
-**decoupled_momentum.** DeMo: each rank sends the largest cosines of its momentum, and takes them out of it.
+**decoupled_momentum.** DeMo: each rank sends the largest cosine coefficients of its momentum, and subtracts them.
 
-For T the cosine transform of blocks and top the largest of each chunk of coefficients:
+For T the cosine transform of blocks, and top the function that keeps the largest coefficients of each chunk:
 
     m_r ← β m_r + g_r
     q_r ← top(T m_r);    m_r ← m_r − Tᵀ q_r
     d   ← Tᵀ (1/n) Σ_r q_r;    x ← x − γ sign(d)
 
-That is error feedback with the decay β, in cosines, and then a sign: its residual is the momentum.
+This is error feedback with the decay β on cosine coefficients, and then a sign. The residual is the momentum.
 
-T is the orthonormal DCT-II, Tᵀ T = 1. A matrix is cut in blocks of h × w, h and w the largest divisors of its sides up
-to 64; a vector in runs. A tensor of more dimensions is a matrix of its outermost dimension in memory against all
-others. The largest blocks come first, so that a chunk of 4,096 coefficients is a block of 64 × 64.
+T is the orthonormal DCT-II, Tᵀ T = 1. A matrix is cut in blocks of h × w; h and w are the largest divisors of its sides
+up to 64. A vector is a matrix of one row. A tensor of more dimensions is a matrix with its outermost dimension in
+memory as rows. The largest blocks come first, so that a chunk of 4,096 coefficients is a block of 64 × 64.
 
 Unlike in the published code, the mean is over all ranks, not only over those that sent a coefficient; every chunk sends
 the same share of its coefficients, not the same number; and g_r is not multiplied by γ. sign(0) = 0. On one rank
@@ -71,8 +71,8 @@ NOT_FINITE = 255  # a byte of which one value or more is not finite
 class MajorityVote(Stage):
     """v ← sign(β₁ m + (1 − β₁) g);  g ← sign(Σ_r v_r);  m ← β₂ m + (1 − β₂) g.
 
-    The momentum is fp32 for any dtype of g, and each rank's own. A gradient that is not finite is passed on to all
-    ranks, as NaN, and all then keep their momentum.
+    The momentum is fp32 for any dtype of g, and differs by rank. A gradient that is not finite reaches all ranks as
+    NaN, and no rank then changes its momentum.
     """
 
     beta1: float = 0.9
@@ -115,7 +115,7 @@ class MajorityVote(Stage):
 
 
 def signs_(x: Tensor, out: Tensor) -> Tensor:
-    """Return in `out` the signs −1, 0 or 1, and NaN for values that are not finite; `x` is overwritten."""
+    """Write the signs −1, 0 or 1 to `out`, NaN for values that are not finite, and return it; `x` is overwritten."""
     return torch.sub(x, x, out=out).add_(x.sign_())  # x − x is 0 or NaN
 
 
@@ -143,7 +143,7 @@ class Ternary(Compressor):
 
 @lru_cache(maxsize=64)
 def tables(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the powers of 3 (5,), and the signs in every byte (256, 5), NaN in bytes that no finite signs have."""
+    """Return the powers of 3 (5,) and the five signs of each byte (256, 5); NaN for bytes that encode no signs."""
     powers = 3 ** torch.arange(DIGITS, device=device)
     codes = torch.arange(256, device=device).unsqueeze(1)
     signs = (codes // powers % 3 - 1).float()
@@ -152,10 +152,10 @@ def tables(device: torch.device) -> tuple[Tensor, Tensor]:
 
 @checked
 def signum(beta: float = 0.9) -> Rule:
-    """Train by the sign that the momentum of most ranks has (Signum). Attach it to `torch.optim.SGD(params, lr)`.
+    """Train with a majority vote on the sign of the momentum (Signum). Attach it to `torch.optim.SGD(params, lr)`.
 
-    Sends 2 (n − 1)/n · 1.6 bits a value, a twentieth of `gradient_allreduce`; costs an fp32 copy of the gradients.
-    Begin with the step size of Adam, 3e-4 for instance.
+    Sends 2 (n − 1)/n · 1.6 bits a value, a twentieth of `gradient_allreduce`. Costs memory for an fp32 copy of the
+    gradients. Begin with the step size of Adam, such as 3e-4.
 
     Args:
         beta: β of the momentum, m ← β m + (1 − β) g, from 0 to below 1.
@@ -166,9 +166,9 @@ def signum(beta: float = 0.9) -> Rule:
 
 @checked
 def lion_vote(betas: tuple[float, float] = (0.9, 0.99)) -> Rule:
-    """Train by Lion, of which ranks vote on each sign. Attach it to `torch.optim.SGD(params, lr, weight_decay=…)`.
+    """Train with Lion. The ranks vote on the sign of each value. Attach it to `SGD(params, lr, weight_decay=…)`.
 
-    Sends and costs what `signum` does. Begin with the step size of Lion, a third to a tenth of Adam's.
+    Bytes and memory are those of `signum`. Begin with the step size of Lion, a third to a tenth of Adam's.
 
     Args:
         betas: β₁ of the sign and β₂ of the momentum, from 0 to below 1.
@@ -198,10 +198,10 @@ class Blocks(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class InCosines(Around):
-    """x ← Tᵀ inner(T x), in fp32; see the module for the equations.
+    """x ← Tᵀ inner(T x), in fp32; on one rank inner(x). See the module for the equations.
 
     Raises:
-        TypeError: `inner` remembers something, which other buckets could not take over, or needs shapes.
+        TypeError: `inner` has a state, which could not be carried over to other buckets, or needs shapes.
     """
 
     copies: ClassVar[float] = 60  # three transforms of 20 each, on one thread of a CPU
@@ -252,7 +252,7 @@ class InCosines(Around):
 
 @dataclass(frozen=True, repr=False)
 class Signs(Around):
-    """x ← sign(inner(x)): −1, 0 or 1, and NaN for what is not finite, which the sign would hide."""
+    """x ← sign(inner(x)): −1, 0 or 1, and NaN for values that are not finite."""
 
     averages: ClassVar[bool] = False
     copies: ClassVar[float] = 3
@@ -263,9 +263,9 @@ class Signs(Around):
 
 
 def transform_(x: Tensor, u: Tensor, layout: list[Blocks], back: bool = False) -> None:
-    """Write to `u` the coefficients of a flat `x`, block after block; `back`, to `x` the values of `u`.
+    """Write the coefficients of the flat `x` to `u`, block after block; with `back`, write the values of `u` to `x`.
 
-    Padding follows as it is.
+    Padding is copied unchanged.
     """
     at = 0
     for each in layout:
@@ -297,15 +297,15 @@ def decoupled_momentum(
 ) -> Rule:
     """Train by signs of the largest cosines of each rank's momentum (DeMo). Attach it to `torch.optim.SGD(params, lr)`.
 
-    Sends (n − 1) · 5.5 · `ratio` bytes a value, (n − 1)/23 bytes by default; costs an fp32 copy of the gradients, and
-    on a CPU computes as long as about 60 copies of them. The `weight_decay` of SGD is decoupled, as in `signum`. Give
-    ranks processors of the same kind: a last bit may turn the sign of a value near zero.
+    Sends (n − 1) · 5.5 · `ratio` bytes a value, (n − 1)/23 bytes by default. Costs memory for an fp32 copy of the
+    gradients, and on a CPU the time of about 60 copies. The `weight_decay` of SGD is decoupled, as in `signum`. Use the
+    same kind of processor on all ranks: a different last bit may flip the sign of a value near zero.
 
     Args:
         ratio: the share of the coefficients that is sent: 32 of 4,096 by default.
         beta: β, the decay of the momentum, from 0 to 1.
         values: how the coefficients sent are compressed, such as `UInt2()`; None: in fp32.
-        sign: step by the signs. False leaves d as the gradient, for any optimizer: error feedback in cosines.
+        sign: step by the signs. With False, d is the mean itself, for any optimizer: error feedback in cosines.
     """
     stage = ErrorFeedback(InCosines(SparseMean(TopK(ratio, values=values))), real("beta", beta, 0, 1))
     return during_backward(Signs(stage) if sign else stage)

@@ -1,6 +1,6 @@
-"""Compressors: how a tensor looks on the wire.
+"""Compressors: the formats of tensors on the wire.
 
-A compressor turns rows of values into rows of bytes: a row for each rank that a tensor is cut up for, or came from.
+A compressor turns rows of values into rows of bytes. A row belongs to one rank, its receiver or its sender.
 """
 
 from .base import Compressor

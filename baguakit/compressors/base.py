@@ -20,7 +20,7 @@ UNPADDED = COMPILED_VALUES - 1024  # of fewer values a CPU compiles nothing, eve
 
 
 class Checks:
-    """The checks of a user's calls: each returns the arguments for the method as a class has written it."""
+    """Checks of the user's calls. Each method returns the checked arguments, for the method of the class itself."""
 
     def row_bytes(self: Any, n: int) -> tuple[Any, ...]:
         return (integer("n", n, 0, MOST),)
@@ -72,30 +72,30 @@ class Checks:
 class Compressor(Doors):
     """Rows (rows, n) of floating-point values as rows of bytes (rows, row_bytes(n)), in one contiguous uint8 tensor.
 
-    All arithmetic is fp32, whatever the dtype of the values. A NaN or an infinity is passed on: every value that it
-    touches decompresses to a value that is not finite. Values are float32, bfloat16, float16 or float64: another dtype
-    raises a TypeError, and a shape that does not fit a ValueError.
+    All arithmetic is fp32, whatever the dtype of the values. A NaN or an infinity is passed on: every value that
+    depends on it decompresses to a value that is not finite. Values are float32, bfloat16, float16 or float64. Another
+    dtype raises a TypeError, and a wrong shape a ValueError.
 
-    A compressor of your own writes the methods below without checks. They are called with tensors that are contiguous,
-    fit, and need no gradient; what users pass to them is checked before.
+    Your own compressor implements the methods below, without checks: the arguments of users are checked before. The
+    methods get contiguous tensors of fitting shapes that need no gradient.
 
     Attributes:
-        dense: packed rows hold all places, and so can be averaged packed, by `reduce`.
+        dense: whether packed rows hold all values, so that `reduce` can average packed rows.
     """
 
     dense: ClassVar[bool] = True
     doors: ClassVar[frozenset[str]] = frozenset({"row_bytes", "compress", "decompress", "add_", "reduce"})
 
     def row_bytes(self, n: int) -> int:
-        """Return how many bytes a row of `n` values takes."""
+        """Return the number of bytes of a packed row of `n` values."""
         raise NotImplementedError
 
     def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
         """Return the packed rows of `x` (rows, n).
 
-        `residual` (fp32, shape of `x`) receives the loss, the difference of `x` and what decompresses, rounded to
-        fp32. Where that rounding is exact, as it is for all but values far smaller than the error, `x` equals sent plus
-        residual bit for bit. `key` chooses the draws of compressors that make any.
+        `residual` (fp32, shape of `x`) receives the error: `x` minus the decompressed values, rounded to fp32. That
+        rounding is exact, except for values far smaller than the error; where it is, `x` equals the decompressed value
+        plus the residual bit for bit. `key` is the seed of compressors that round at random.
         """
         raise NotImplementedError
 
@@ -110,7 +110,7 @@ class Compressor(Doors):
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
         """Return the mean of the packed rows, summed in their order in fp32 and compressed again, as one packed row.
 
-        To `residual` (fp32, (n,)) is added the number of rows times the loss of this second compression.
+        Add the error of this second compression, times the number of rows, to `residual` (fp32, (n,)).
         """
         raise NotImplementedError
 
@@ -119,7 +119,7 @@ class Compressor(Doors):
         weights = torch.full((len(packed),), 1 / len(packed), dtype=torch.float32, device=out.device)
         self._unchecked_add(out.zero_(), packed, weights)
 
-    # The methods as they are written, for primitives.
+    # The methods of the class itself, without checks, for primitives.
     _unchecked_row_bytes: Callable[[int], int]
     _unchecked_compress: Callable[[Tensor, Tensor | None, int], Tensor]
     _unchecked_decompress: Callable[[Tensor, int, torch.dtype, Tensor | None], Tensor]
@@ -132,10 +132,10 @@ class Compressor(Doors):
         return wraps(written)(torch.no_grad()(lambda self, *a, **named: written(self, *check(self, *a, **named))))
 
     def warm_up(self, device: torch.device | str, dtype: torch.dtype = float32, values: int = PROBE) -> None:
-        """Compile before the first step all that it needs, for tensors of `values` on a device.
+        """Compile the code of this compressor before the first step, for tensors of `values` values on a device.
 
         Compile for values of `dtype`, and of float32, the dtype of residuals and replicas. On a CPU nothing is compiled
-        for few values, and everything once for all processes on a machine.
+        for few values, and one compilation serves all processes on a machine.
         """
         if warmed(device, dtype, values) == "cpu" and values < UNPADDED:
             return
@@ -155,7 +155,7 @@ class Compressor(Doors):
 
 
 def check_dense(name: str, compressor: Any) -> None:
-    """Raise a TypeError unless `compressor` is one that keeps all places."""
+    """Raise a TypeError unless `compressor` is a dense compressor."""
     if not isinstance(compressor, Compressor):
         raise TypeError(message(name, "a compressor such as MinMaxUInt8()", compressor))
     if not compressor.dense:
@@ -165,7 +165,7 @@ def check_dense(name: str, compressor: Any) -> None:
 
 
 def warmed(device: Any, dtype: Any, values: Any) -> str:
-    """Return the type of the device for which to compile; raise for arguments that no compressor takes."""
+    """Return the device type to compile for. Raise if no compressor takes these arguments."""
     check_dtype("dtype", dtype)
     integer("values", values, 0)
     try:
@@ -186,7 +186,7 @@ def check_dtype(name: str, dtype: Any) -> None:
 
 
 def packed_of(packed: Tensor, compressor: Compressor, n: int) -> Tensor:
-    """Return packed rows of `n` values, contiguous, once they have been checked."""
+    """Check packed rows of `n` values, and return them contiguous."""
     if tensor("packed", packed).dtype != torch.uint8:
         raise TypeError(message("packed", "rows in uint8, as compress returned them", packed))
     size = compressor.row_bytes(n)
@@ -196,7 +196,7 @@ def packed_of(packed: Tensor, compressor: Compressor, n: int) -> Tensor:
 
 
 def residual_of(residual: Tensor | None, shape: Sequence[int], beside: Tensor) -> Tensor | None:
-    """Return the residual, once its shape, dtype and device have been checked; None if there is none."""
+    """Check the shape, dtype and device of the residual, and return it; None if there is none."""
     if residual is None:
         return None
     if instance("residual", residual, Tensor, "a tensor").dtype != float32:

@@ -1,4 +1,4 @@
-"""Formats that keep all places: blocks of values as a few bits each, headed by a few bytes, and casts to 16 bits."""
+"""Dense formats: blocks with a few bits per value and a header of a few bytes per block, and casts to 16 bits."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ BLOCKS = tuple(1 << power for power in range(6, 14))
 class Blockwise(Compressor):
     """A format in blocks: `block` values share a header; `stochastic` selects unbiased rounding.
 
-    Unless `form` says otherwise, a value takes `bits`, and blocks are rotated first where `rotate` is true.
+    Unless a subclass overrides `form`, a value takes `bits` bits, and `rotate` selects rotation of blocks first.
     """
 
     block: int
@@ -61,10 +61,10 @@ class Blockwise(Compressor):
         return operators.reduce(packed, self.form.name, n, self.block, residual, self._drawn(key), None)
 
     def _drawn(self, key: int) -> int | None:
-        """Return the key, signed and of 64 bits; None where nothing is drawn."""
+        """Return the key as a signed 64-bit number; None if rounding is not random."""
         return (key + (1 << 63)) % (1 << 64) - (1 << 63) if self.stochastic else None
 
-    # The same, beginning and ending to ask whether all that is read is finite.
+    # Like `reduce` and `decompress`. The first sets `ok` to True; the second to False if a value is not finite.
 
     def _reduce_asking(self, packed: Tensor, n: int, residual: Tensor | None, key: int, ok: Tensor | None) -> Tensor:
         return operators.reduce(packed, self.form.name, n, self.block, residual, self._drawn(key), ok)
@@ -75,25 +75,25 @@ class Blockwise(Compressor):
 
 @dataclass(frozen=True, repr=False)
 class Uniform(Blockwise):
-    """So many bits a value: a block of values on an even grid of 2ᵇ levels of its own.
+    """One to eight bits per value: each block has a uniform grid of 2ᵇ levels, for b bits.
 
-    The grid reaches from the block's minimum to its maximum and holds zero: the error is at most
-    (max − min) / 2 (2ᵇ − 1), times 1.008 of fewer than eight bits. With `rotate=True` a block is first turned by a
-    Hadamard transform with random signs, the same on all ranks: its values become nearly normal, whatever they were,
-    and the error no longer follows the largest. It is then spread over all values of the block, zeros too. Of up to
-    three bits, rotated, and of one bit always, the grid lies about zero with the step of least error for normal values.
-    A block adds 4 bytes, of `bits=8` without rotation 8. Use fewer than eight bits with error feedback where gradients
-    are averaged.
+    The grid spans the block's minimum to its maximum and contains zero. The error is at most (max − min) / 2 (2ᵇ − 1),
+    times 1.008 for fewer than eight bits. With `rotate=True`, a block is first multiplied by a Hadamard matrix with
+    random signs, the same on all ranks. Its values become nearly normal, whatever they were, and the error no longer
+    depends on the largest value. The error is then spread over all values of the block, zeros too. For up to three bits
+    with rotation, and always for one bit, the grid is centred at zero, with the step of least error for normal values.
+    A block adds 4 bytes (8 bytes for `bits=8` without rotation). With fewer than eight bits, use error feedback when
+    gradients are averaged.
 
     Args:
-        bits: of a value, 1 to 8.
-        block: how many values a block has: a power of two, 64 to 8192.
-        rotate: turn each block first, as above.
-        stochastic: round up or down at random without bias, drawn from `key` and the position of the value: ranks that
-            must draw differently need different keys.
+        bits: the number of bits per value, 1 to 8.
+        block: the number of values per block: a power of two, 64 to 8192.
+        rotate: rotate each block first, as above.
+        stochastic: round up or down at random without bias, drawn from `key` and the position of the value. Ranks that
+            must draw different numbers need different keys.
 
     Raises:
-        ValueError: `bits` or `block` is anything else.
+        ValueError: `bits` or `block` is out of range.
     """
 
     bits: int = 4
@@ -108,10 +108,10 @@ class Uniform(Blockwise):
 
 @dataclass(frozen=True, repr=False)
 class MinMaxUInt8(Blockwise):
-    """Eight bits a value: a block of values on a grid of 256 levels, from its minimum to its maximum, that holds zero.
+    """Eight bits per value: each block has a grid of 256 levels from its minimum to its maximum, which contains zero.
 
     The error is at most (max − min) / 510 of the block, plus a few ulps; zeros and blocks of equal values are exact. A
-    block adds 8 bytes: 8.125 bits a value. The bytes of `Uniform(8, 512, rotate=False)`.
+    block adds 8 bytes: 8.125 bits a value. The bytes equal those of `Uniform(8, 512, rotate=False)`.
 
     `block` and `stochastic` are as in `Uniform`.
     """
@@ -125,11 +125,11 @@ class MinMaxUInt8(Blockwise):
 
 @dataclass(frozen=True, repr=False)
 class UInt4(Blockwise):
-    """Four bits a value: `Uniform(4, rotate=False)`, 4.125 bits with the four bytes of a block.
+    """Four bits per value: `Uniform(4, rotate=False)`; 4.125 bits with the four bytes of a block.
 
     The error is at most (max − min) / 29.7 of the block, or, if that is less, the largest magnitude / 64995, plus a few
-    ulps; zeros are exact. With `rotate=True` its square is about 1.2 % of that of the values, whatever their
-    distribution. Use it with error feedback where gradients are averaged.
+    ulps; zeros are exact. With `rotate=True`, ‖Q(x) − x‖² is about 1.2 % of ‖x‖² for any distribution of the values.
+    Use it with error feedback when gradients are averaged.
 
     `block`, `stochastic` and `rotate` are as in `Uniform`.
     """
@@ -143,10 +143,9 @@ class UInt4(Blockwise):
 
 @dataclass(frozen=True, repr=False)
 class UInt2(Blockwise):
-    """Two bits a value: `Uniform(2, 128)`, 2.25 bits with the four bytes of a block.
+    """Two bits per value: `Uniform(2, 128)`; 2.25 bits with the four bytes of a block.
 
-    The square of the error is about 12 % of that of the values, whatever their distribution: use it with error
-    feedback.
+    ‖Q(x) − x‖² is about 12 % of ‖x‖² for any distribution of the values. Use it with error feedback.
 
     `block`, `stochastic` and `rotate` are as in `Uniform`.
     """
@@ -160,13 +159,13 @@ class UInt2(Blockwise):
 
 @dataclass(frozen=True, repr=False)
 class Sign(Blockwise):
-    """One bit a value: its sign, times the mean magnitude of the block. `Uniform(1, 1024, rotate=False)`.
+    """One bit per value: its sign, times the mean magnitude of the block. `Uniform(1, 1024, rotate=False)`.
 
     Karimireddy et al. 2019, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", arXiv:1901.09847.
 
-    Of all that a block can be with one magnitude and these signs it is the nearest, and yet far: use it with error
-    feedback, and with plain SGD or a smaller step, since momentum amplifies what returns. Zeros read as positive,
-    unless their whole block is zero. A block adds 4 bytes: 1.03 bits a value.
+    The mean is the best magnitude for these signs, but the error is large. Use it with error feedback, and with plain
+    SGD or a smaller step, because momentum amplifies the returning error. Zeros decode as positive values, unless the
+    whole block is zero. A block adds 4 bytes: 1.03 bits a value.
 
     `block` is as in `Uniform`.
     """
@@ -182,19 +181,19 @@ FLOATS8 = {"e4m3": float8.E4M3, "e5m2": float8.E5M2}
 
 @dataclass(frozen=True, repr=False)
 class Float8(Blockwise):
-    """Eight bits a value: a float8 number, scaled by a power of two that each block has of its own.
+    """Eight bits per value: a float8 number, scaled by a power of two per block.
 
-    Unlike MinMaxUInt8's, the error follows the value: in the `format` "e4m3" at most 1/16 of it and in "e5m2" 1/8, down
-    to 2⁻¹⁴ (2⁻²⁹) of the block's largest magnitude, below which it is at most half of the least number. Of values that
-    are spread evenly MinMaxUInt8 loses less; where small ones lie beside large ones, this. Zeros are exact. A block
-    adds one byte: 8.0625 bits a value.
+    The error is relative to the value: at most 1/16 of it in the `format` "e4m3", and 1/8 in "e5m2". This holds for
+    values down to 2⁻¹⁴ (2⁻²⁹) of the block's largest magnitude; below, the error is at most half of the smallest
+    number. MinMaxUInt8 has a smaller error for uniformly distributed values; Float8 for a mix of small and large
+    values. Zeros are exact. A block adds one byte: 8.0625 bits a value.
 
     Args:
-        format: "e4m3", of more precision, or "e5m2", of more range.
+        format: "e4m3" for more precision, or "e5m2" for more range.
         block, stochastic: as in `Uniform`.
 
     Raises:
-        ValueError: there is no such block, or no such format.
+        ValueError: `block` or `format` is invalid.
     """
 
     format: str = "e4m3"
@@ -215,7 +214,7 @@ class Float8(Blockwise):
 
 
 class Cast(Compressor):
-    """Two bytes a value, by a cast that rounds to the nearest, ties to even."""
+    """Two bytes per value: a cast that rounds to nearest, ties to even."""
 
     dtype: ClassVar[torch.dtype]
 
@@ -260,8 +259,7 @@ class BFloat16(Cast):
 class Float16(Cast):
     """Sixteen bits a value: float16 on the wire, sums in fp32.
 
-    Values beyond 65504 become infinite and are passed on as such, and so does their residual; BFloat16() keeps the
-    range of fp32.
+    Values beyond 65504 become infinite, and so does their residual. BFloat16() has the range of fp32.
     """
 
     dtype = torch.float16

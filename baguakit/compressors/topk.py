@@ -1,4 +1,4 @@
-"""The largest values, each with its place."""
+"""The sparse compressor `TopK`: the largest values, each with its position."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,20 +17,20 @@ CHUNKS = tuple(1 << power for power in range(6, 13))
 
 @dataclass(frozen=True, repr=False)
 class TopK(Compressor):
-    """The `ratio` of each chunk of a row that is largest in magnitude: values, and places in the bits a chunk needs.
+    """The share `ratio` of the values of each chunk, the largest in magnitude, with their positions in the chunk.
 
-    A row is cut in chunks; the last one ends with the row. Of each at least one value is kept, and of equal ones the
-    first: what is sent depends on the values alone. A place takes log₂(chunk) bits, 12 by default, and a value four
-    bytes, or what `values` packs it in, for all values of a row at once. Places rise, and none occurs twice, so that
-    rows can be added in any device's own way and yet with the same result. What is not finite counts as largest and is
-    passed on. Nothing waits for a GPU. Ranks keep different places, so there is no `reduce`: use it in `SparseMean`.
+    A row is cut in chunks; the last chunk ends with the row. At least one value of each chunk is kept. Of equal values
+    the first is kept, so that the result depends on the values alone. A position takes log₂(chunk) bits, 12 by default.
+    A value takes four bytes; or `values` compresses all kept values of a row together. The positions of a row rise and
+    differ, so that adding rows gives the same result on every device. A value that is not finite counts as the largest
+    and is passed on. The host does not wait. Ranks keep different positions, so there is no `reduce`: use `SparseMean`.
 
     `TopK(0.0156, values=UInt2())` sends 14.25 bits for each value that it keeps.
 
     Args:
         ratio: the share of the values of a chunk that is kept, in (0, 1].
-        chunk: how many values a chunk has: a power of two, 64 to 4096.
-        values: how the values that are kept are compressed, by any dense compressor; None: in fp32.
+        chunk: the number of values per chunk: a power of two, 64 to 4096.
+        values: a dense compressor for the kept values; None: they are sent in fp32.
     """
 
     ratio: float
@@ -52,7 +52,7 @@ class TopK(Compressor):
             )
 
     def kept(self, n: int) -> int:
-        """Return how many values of a row of `n` are kept."""
+        """Return the number of values that are kept of a row of `n`."""
         whole, rest = divmod(integer("n", n, 0, MOST), self.chunk)
         return whole * self._kept_of(self.chunk) + self._kept_of(rest)
 
@@ -64,7 +64,7 @@ class TopK(Compressor):
         return self._compress_asking(x, residual, key, None)
 
     def _compress_asking(self, x: Tensor, residual: Tensor | None, key: int, ok: Tensor | None) -> Tensor:
-        """Return packed rows, beginning to ask whether the mean of all ranks' is finite."""
+        """Return packed rows, and set `ok` to True. `add_` sets it to False if the mean is not finite."""
         places, kept = topk_ops.select(x, *self._counts(x.shape[1]), residual)
         packed = x.new_empty(len(x), self.row_bytes(x.shape[1]), dtype=torch.uint8)
         topk_ops.join_(packed, places, kept if self.values is None else None, self.chunk, ok)
@@ -99,7 +99,7 @@ class TopK(Compressor):
         raise TypeError(f"{self!r} keeps other places of each rank's values; average them with SparseMean({self!r})")
 
     def warm_up(self, device: torch.device | str, dtype: torch.dtype = torch.float32, values: int = PROBE) -> None:
-        """Compile before the first step all that it needs, for a row of `values` on a device."""
+        """Compile the code of this compressor before the first step, for a row of `values` values on a device."""
         if warmed(device, dtype, values) != "cpu" and values:
             ok = torch.empty((), dtype=torch.bool, device=device)
             for each in dict.fromkeys((torch.float32, dtype)):
@@ -115,11 +115,11 @@ class TopK(Compressor):
         return min(length, max(1, round(self.ratio * length)))
 
     def _counts(self, n: int) -> tuple[int, int, int]:
-        """Return the values of a chunk, how many of them are kept, and how many of the last chunk of `n` values."""
+        """Return the length of a chunk, the number of kept values in it, and in the last chunk of `n` values."""
         return self.chunk, self._kept_of(self.chunk), self._kept_of(n % self.chunk)
 
     def _values(self, packed: Tensor, count: int) -> Tensor | None:
-        """Return the values of packed rows in fp32; None if that is how they lie there, or there are none."""
+        """Return the values of packed rows in fp32; None if the rows hold fp32 values already, or no values."""
         if self.values is None or count == 0:
             return None
         sent = packed[:, topk.values_at(count, self.chunk) :].contiguous()

@@ -1,4 +1,4 @@
-"""Optimizers that step over a few flat tensors instead of thousands of small ones."""
+"""Optimizer steps over a few flat tensors instead of thousands of small ones."""
 
 from .fusion import Report, fuse, report, unfuse
 

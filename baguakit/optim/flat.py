@@ -1,8 +1,8 @@
-"""Flat tensors: the weights, gradients and state of small parameters, one after another while the optimizer steps.
+"""Flat tensors: the weights, gradients and state of small parameters, joined while the optimizer steps.
 
-The user's `optimizer.state` is authoritative. A tensor as long as the flat one is *elementwise*: the user sees pieces
-of it. One with a *single* value (`step`) is equal for all that are stepped as one: each parameter has a tensor of its
-own, because torch loads such tensors as they are and then increments each. Numbers are equal, too.
+The user's `optimizer.state` is authoritative. A state tensor as long as the flat tensor is *elementwise*: the user sees
+its pieces. A state tensor with a *single* value (`step`) is equal for all parameters of a flat tensor, but each has a
+separate tensor, because torch loads such tensors as they are and then increments each. Numbers are equal, too.
 """
 
 from collections import defaultdict
@@ -21,10 +21,10 @@ PLAIN = (Tensor, nn.Parameter)
 NUMBERS = (bool, int, float, complex, str, type(None))
 LONG = 16  # adjacent gradients: as many are worth a flat tensor of their own
 
-# Values: a parameter with more than the first is stepped alone; a flat tensor has at most the second. Measured on a CPU
-# with 1,000 parameters: copies cost as much as they save at about 14,000 values each where torch's loop steps them by
-# AdamW, at 4,000 where by SGD, at 3,000 where its fused kernel does AdamW; beyond 2^18 values flat tensors fall out of
-# the cache. On a GPU starting a kernel takes as long as streaming about a million values.
+# (values of a parameter above which it is stepped alone, most values of a flat tensor). Measured on a CPU with 1,000
+# parameters: copies cost as much as they save at about 14,000 values per parameter with AdamW in torch's loop, at 4,000
+# with SGD, and at 3,000 with torch's fused AdamW. Flat tensors of more than 2^18 values do not fit in the cache. On a
+# GPU, starting a kernel takes as long as streaming about a million values.
 CPU, GPU = (1 << 12, 1 << 18), (1 << 20, 1 << 26)
 
 
@@ -44,16 +44,16 @@ def is_elementwise(value: Tensor, p: Tensor) -> bool:
 
 
 class Flat:
-    """Parameters that are stepped as one, all with a gradient and equal keys of state.
+    """Parameters that are stepped as one tensor. All have a gradient, and all have the same keys of state.
 
-    The user's weights stay in place: they are copied into a flat tensor before a step and back after it, unless they
-    are already adjacent. So are the gradients, unless they are adjacent, as pieces of a bucket are.
+    The user's weights stay in place: they are copied to a flat tensor before a step and back after it. Gradients are
+    copied to it as well, and back only if the step changed them. Adjacent weights or gradients need no copies.
 
     Attributes:
-        params: as the user holds them.
-        param: what the optimizer steps; its gradient is set for each step.
-        known: the state that the optimizer knew after its latest step; None if it has had none.
-        copied: the gradients had to be copied.
+        params: the user's parameters.
+        param: the flat parameter that the optimizer steps. Its gradient is set for each step.
+        known: the optimizer's state after its latest step; None if there was no step.
+        copied: whether the latest gradients had to be copied.
     """
 
     def __init__(self, params: list[Tensor], state: OptimizerState) -> None:
@@ -79,7 +79,7 @@ class Flat:
             self._show({key: self._together([state[p][key] for p in params]) for key in state[params[0]]}, state)
 
     def fits(self, state: OptimizerState) -> bool:
-        """Return whether weights and state are where they were."""
+        """Return whether weights and state are at the same addresses as before."""
         return (
             self._pointers == [shard_of(p).data_ptr() for p in self.params]
             and all(map(is_, map(state.get, self.params), self._dicts))
@@ -105,9 +105,9 @@ class Flat:
         self.param.grad, self._version = flat, flat._version
 
     def store(self, found: dict[str, Any] | None, state: OptimizerState, unscaled: bool) -> None:
-        """Copy the weights back, the gradients if the step wrote to them or has `unscaled` them, and the state `found`.
+        """Copy back the weights, the state `found`, and the gradients if the step wrote to or has `unscaled` them.
 
-        Raises a TypeError if the optimizer keeps what cannot be divided among parameters.
+        Raises a TypeError if the optimizer's state cannot be divided among parameters.
         """
         grad = self.param.grad
         if self.param.data_ptr() != self._weights.data_ptr():  # the optimizer has put its weights elsewhere
@@ -128,7 +128,7 @@ class Flat:
         self._show(found, state)
 
     def release(self, state: OptimizerState) -> None:
-        """Give the parameters tensors of their own for what the user still sees as pieces of a flat one."""
+        """Replace the state tensors that are still pieces of a flat tensor by copies, one for each parameter."""
         for key, seen in self._seen.items():
             for p, before, value in zip(self.params, self._dicts, seen, strict=True):
                 d = state.get(p)
@@ -136,18 +136,18 @@ class Flat:
                     d[key] = value.clone()
 
     def _adjacent(self, tensors: Sequence[Tensor]) -> Tensor | None:
-        """Return the flat tensor of which `tensors` are already the pieces; None if they are not."""
+        """Return the flat tensor that consists of `tensors`, if they are adjacent in memory; else None."""
         first = tensors[0]
         base, itemsize, begin = first.data_ptr(), first.element_size(), first.storage_offset()
         adjacent = [x.data_ptr() for x in tensors] == [base + itemsize * start for start in self._starts]
-        # Two allocations may touch by chance.
+        # Two separate allocations may be adjacent by chance.
         in_one = begin + self._total <= first.untyped_storage().nbytes() // itemsize
         if not (adjacent and in_one and [x.stride() for x in tensors] == self._strides):
             return None
         return first.detach().as_strided((self._total,), (1,), begin)
 
     def _together(self, values: list[Any]) -> Any:
-        """Return what the parameters know under a key, as the optimizer knows it of the flat tensor."""
+        """Return the state of all parameters under one key, as one value for the flat tensor."""
         if not isinstance(values[0], Tensor):
             return values[0]
         if not is_elementwise(values[0], self.params[0]):
@@ -157,7 +157,7 @@ class Flat:
         return flat
 
     def _show(self, found: dict[str, Any], state: OptimizerState) -> None:
-        """Show the user the state `found` of the flat tensor: what is not the same object as before."""
+        """Write the flat tensor's state `found` to the state of each parameter. Skip objects that are unchanged."""
         before = self.known or {}
         if self.known is None or before.keys() != found.keys():
             before, self._seen, self._rows = {}, {}, {}
@@ -199,7 +199,7 @@ class Flat:
 
 
 def _like(p: Any, x: Tensor) -> Any:
-    # The class comes with the parameter: a plain model must not load torch.distributed.tensor.
+    # The class is taken from the parameter: a plain model must not import torch.distributed.tensor.
     more = {"run_check": False, "shape": p.shape, "stride": p.stride()}
     return x if type(p) in PLAIN else type(p).from_local(x, p.device_mesh, p.placements, **more)
 
@@ -208,7 +208,7 @@ def _like(p: Any, x: Tensor) -> Any:
 
 
 def divide(params: Sequence[Tensor], state: OptimizerState) -> list[Flat]:
-    """Return flat tensors of the small parameters with a gradient: of one dtype, device and kind of state.
+    """Return flat tensors of the small parameters with a gradient, each of one dtype, device and kind of state.
 
     Parameters with adjacent gradients keep the order of their gradients.
     """
@@ -217,19 +217,19 @@ def divide(params: Sequence[Tensor], state: OptimizerState) -> list[Flat]:
         if (kind := _kind(p, state)) is not None:
             kinds[kind].append(p)
     chunks = [chunk for each in kinds.values() for run in _runs(each) for chunk in _chunks(run)]
-    # No plain tensor alone.
+    # A single plain tensor needs no flat tensor.
     return [Flat(chunk, state) for chunk in chunks if len(chunk) > 1 or type(chunk[0]) not in PLAIN]
 
 
 def _is_candidate(p: Tensor) -> bool:
-    """Return whether a parameter has a gradient, is small or distributed, and both are dense."""
+    """Return whether a parameter has a gradient, is small or distributed, and is dense, as its gradient is."""
     # If p has no dimensions, `exp_avg` cannot be told from `step`.
     if p.grad is None or p.dim() == 0 or not (_is_strided(p) and _is_strided(p.grad)):
         return False
     shard, grad = shard_of(p), shard_of(p.grad)
     if type(shard) not in PLAIN or (grad.shape, grad.dtype) != (shard.shape, shard.dtype):
         return False
-    # Distributed ones go as shards at any size: no optimizer takes shards and distributed tensors in one call.
+    # Shards of distributed parameters join at any size: no optimizer takes shards and distributed tensors in one call.
     return 0 < shard.numel() <= (CPU if p.is_cpu else GPU)[0] or type(p) not in PLAIN
 
 
@@ -238,7 +238,7 @@ def _is_strided(x: Tensor) -> bool:
 
 
 def _without_overlaps(params: list[Tensor]) -> list[Tensor]:
-    """Return the parameters that share no memory: torch would step the second of two after the first changed it."""
+    """Return the parameters that share no memory with others: torch must step those that share memory in order."""
     clusters: list[list[Tensor]] = []
     reach = 0
     for x, p in sorted(((shard_of(p), p) for p in params), key=lambda each: each[0].data_ptr()):
@@ -252,7 +252,7 @@ def _without_overlaps(params: list[Tensor]) -> list[Tensor]:
 
 
 def _kind(p: Tensor, state: OptimizerState) -> Hashable:
-    """Return what parameters that are stepped as one have in common; None if its state cannot be divided."""
+    """Return the key that all parameters of a flat tensor share; None if the state of `p` cannot be divided."""
     kind: list[Any] = [p.dtype, p.device, type(p) in PLAIN, p in state]
     for key, value in sorted(state.get(p, {}).items(), key=lambda item: str(item[0])):
         if isinstance(value, NUMBERS):
@@ -270,7 +270,7 @@ def _kind(p: Tensor, state: OptimizerState) -> Hashable:
 
 
 def _runs(params: list[Tensor]) -> list[list[Tensor]]:
-    """Return long runs of adjacent gradients of one storage, and then all others."""
+    """Return long runs of parameters whose gradients are adjacent in one storage, and then all other parameters."""
     runs: list[list[Tensor]] = []
     end = (0, 0)
     placed = [(shard_of(p.grad), p) for p in params if p.grad is not None]
@@ -285,7 +285,7 @@ def _runs(params: list[Tensor]) -> list[list[Tensor]]:
 
 
 def _chunks(run: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Return the members of each flat tensor of a run: none too long, large shards alone."""
+    """Divide a run into flat tensors of limited length, and return the members of each. Large shards are alone."""
     chunks: list[list[Tensor]] = []
     (small, most), room = CPU if run[0].is_cpu else GPU, -1
     for p in run:

@@ -32,23 +32,23 @@ def fuse(optimizer: Optimizer, elementwise: bool = False) -> Optimizer:
     """Let an element-wise optimizer step over a few flat tensors, and return it; `unfuse` undoes it.
 
     The same object is returned, and stays an ordinary optimizer: groups, schedulers, hooks, checkpoints, gradient
-    scaling and clipping work as before, and a checkpoint of either kind loads into the other. Parameters stay where
-    they are. A copy (`deepcopy`, pickle) is not fused. For 8 steps after others in a group had gradients, all of the
-    group are stepped one by one.
+    scaling and clipping work as before. Checkpoints load in both directions, fused and not fused. Parameters keep their
+    memory. A copy (`deepcopy`, pickle) is not fused. If the set of parameters with a gradient changes, all parameters
+    of the group are stepped one by one for 8 steps.
 
-    Fused equals unfused bit for bit in float32 if torch's loop or `foreach` code runs. Elsewhere (torch's fused kernels
-    on CPU, 16-bit weights) vector and scalar code round apart: a step from equal state ends within one rounding of the
-    dtype, three for SGD with momentum and decay. On CUDA, torch's own SGD, Adam and AdamW are stepped by one launch
-    (the end of `fusion.py` says when), which differs from torch's by roundings.
+    In float32, fused equals unfused bit for bit if torch's loop or `foreach` code runs. Otherwise (torch's fused
+    kernels on CPU, 16-bit weights) vector and scalar code round differently: a step from equal state ends within one
+    rounding of the dtype, or three for SGD with momentum and decay. On CUDA, one launch steps torch's own SGD, Adam and
+    AdamW (the end of `fusion.py` says when). The result differs from torch's by roundings.
 
     Args:
         optimizer: SGD, Adam, AdamW, NAdam, RAdam, Adamax, RMSprop, Rprop, Adadelta, Adagrad or ASGD of torch.
-        elementwise: take one of another class, too: you say that the step of each value depends on its own gradient and
-            state alone, not on norms or shapes of whole tensors, nor on random numbers.
+        elementwise: accept another class, too. You assert that the step of each value depends only on its own gradient
+            and state, not on norms or shapes of whole tensors, nor on random numbers.
 
     Raises:
-        TypeError: this is not a `torch.optim.Optimizer`.
-        ValueError: the optimizer is not known to be element-wise, or an option forbids to fuse it.
+        TypeError: `optimizer` is not a `torch.optim.Optimizer`.
+        ValueError: the optimizer is not known to be element-wise, or one of its options prevents fusing.
     """
     name = type(optimizer).__name__
     if not isinstance(optimizer, Optimizer) or not hasattr(optimizer, "_optimizer_step_pre_hooks"):
@@ -74,9 +74,9 @@ def fuse(optimizer: Optimizer, elementwise: bool = False) -> Optimizer:
 
 @checked
 def unfuse(optimizer: Optimizer) -> Optimizer:
-    """Let a fused optimizer step its parameters one by one again, with the state it has, and return it.
+    """Let a fused optimizer step its parameters one by one again, with its current state, and return it.
 
-    One that is not fused is returned as it is.
+    An optimizer that is not fused is returned unchanged.
     """
     if fusion := fusion_of(optimizer):
         for handle in fusion.handles:
@@ -90,13 +90,13 @@ class Report(Declared):
     """The report of the latest step of a fused optimizer. Print it.
 
     Attributes:
-        flats: flat tensors.
-        together: parameters stepped in them.
-        apart: parameters stepped as always: large ones, ones that fit no other, and all of a group for 8 steps
-            after others had a gradient.
-        absent: parameters without a gradient.
-        copied: flat tensors whose gradients had to be copied, because they did not lie one after another.
-        layouts: the number of times that parameters have been laid out anew.
+        flats: the number of flat tensors.
+        together: the number of parameters stepped in flat tensors.
+        apart: the number of parameters stepped one by one: large ones, ones that fit no other, and all of a group for 8
+            steps after its set of parameters with a gradient has changed.
+        absent: the number of parameters without a gradient.
+        copied: the number of flat tensors whose gradients had to be copied, because they were not adjacent in memory.
+        layouts: the number of times that the parameters have been divided into flat tensors.
     """
 
     flats: int
@@ -118,7 +118,7 @@ def report(optimizer: Optimizer) -> Report:
     """Return the report of the latest step of a fused optimizer.
 
     Raises:
-        ValueError: it is not fused.
+        ValueError: the optimizer is not fused.
     """
     fusion = fusion_of(optimizer)
     if fusion is None:
@@ -138,7 +138,7 @@ def fusion_of(optimizer: Optimizer) -> "Fusion | None":
 
 @dataclass(eq=False)
 class Layout:
-    """The parameters of a group, as its optimizer steps them: in flat tensors, and all others as always."""
+    """The division of a group's parameters: those in flat tensors, and those that are stepped one by one."""
 
     params: list[Tensor]
     present: list[bool]  # they have a gradient
@@ -147,7 +147,7 @@ class Layout:
 
 
 class Fusion:
-    """The hooks of a fused optimizer, which the constructor sets."""
+    """The hooks of a fused optimizer. The constructor registers them."""
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
@@ -157,8 +157,8 @@ class Fusion:
         self._state: OptimizerState = {}
         self._gathered = False  # the view has the parameters
         self._asked = False  # the step has a closure that it has not called
-        # The view's class is derived from the user's, and the two share all attributes (what one sets, the other has)
-        # except these, which are gathered when they are first read.
+        # The view's class is derived from the user's class. The view and the user's optimizer share all attributes,
+        # except these, which are computed at the first read.
         kind: Any = type(optimizer)
         body = {
             "param_groups": property(lambda _: self._shown()._groups),
@@ -167,7 +167,7 @@ class Fusion:
             "__qualname__": kind.__qualname__,
         }
         self._view: Optimizer = object.__new__(type(kind)(kind.__name__, (kind,), body))
-        # Disabled here and not by a decorator, which would import the compiler with the package.
+        # Disabled here and not by a decorator, because a decorator would import the compiler together with the package.
         before: Any = torch.compiler.disable(self._before)
         after: Any = torch.compiler.disable(self._after)
         before.fusion = self
@@ -210,7 +210,7 @@ class Fusion:
 
     @torch.no_grad()
     def _shown(self) -> "Fusion":
-        """Let the view have the parameters, and step what launches can, unless that has been done."""
+        """Give the parameters to the view, and step those that launches can step, unless that has been done."""
         if self._gathered:
             return self
         groups, state, before = self.optimizer.param_groups, self.optimizer.state, self.layouts
@@ -230,10 +230,10 @@ class Fusion:
         return self
 
     def _layout(self, group: dict[str, Any], before: Layout | None) -> Layout:
-        """Return the layout of a group: that of the step before, if it fits.
+        """Return the layout of a group: the layout of the previous step, if it still fits.
 
-        While other parameters have gradients in each step, all are stepped apart: layouts would cost more than they
-        save.
+        While the set of parameters with a gradient changes from step to step, all are stepped one by one, because new
+        layouts would cost more than they save.
         """
         params, state = list(group["params"]), self.optimizer.state
         if any(p.grad is not None and p.grad.layout is not torch.strided for p in params):
@@ -263,16 +263,16 @@ class Fusion:
 
     @torch.no_grad()
     def use(self, layouts: list[Layout]) -> None:
-        """Step by these layouts, and give the parameters of those before them a state of their own."""
+        """Use these layouts from now on. Parameters of the previous layouts get separate state tensors."""
         for flat in [flat for layout in self.layouts if layout not in layouts for flat in layout.flats]:
             flat.release(self.optimizer.state)
         self.layouts = layouts
 
 
-# Steps in launches: on CUDA, torch's own SGD, Adam and AdamW are stepped by one launch for all tensors of a group that
-# have taken as many steps, the large ones that are stepped apart included. Whatever that does not cover is left to the
-# optimizer's own code: other classes (subclasses, too), tensors that are not plain fp32, and the options NOT_COVERED.
-# The state stays in torch's terms and places.
+# Steps in launches: on CUDA, with torch's own SGD, Adam and AdamW, one launch steps all tensors of a group that have
+# taken equally many steps, including large tensors outside of flat tensors. The optimizer's own code steps the rest:
+# other classes (subclasses, too), tensors that are not plain fp32, and the options NOT_COVERED. The state has the same
+# keys and tensors as torch's.
 
 NOT_COVERED = ("amsgrad", "capturable", "fused", "differentiable", "maximize")
 OURS = {"momentum_buffer"}, {"exp_avg", "exp_avg_sq", "step"}  # the states of SGD, and of Adam
@@ -280,9 +280,9 @@ OPTIONS = ("lr", "momentum", "dampening", "nesterov", "weight_decay"), ("lr", "b
 
 
 def step_in_launches(kind: type[Optimizer], groups: Groups, state: OptimizerState) -> None:
-    """Step what launches can of groups for an optimizer of class `kind`, and take it out of them."""
+    """Step the parameters that launches can step for an optimizer of class `kind`, and remove them from `groups`."""
     for group in groups if kind in (optim.SGD, optim.Adam, optim.AdamW) else ():
-        # Options are plain numbers, except the rate, which may lie on a device.
+        # Options are plain numbers, except the learning rate, which may be a tensor on a device.
         options = [*group.get("betas", ()), group.get("momentum", 0), group.get("dampening", 0), group["weight_decay"]]
         if any(group.get(option) for option in NOT_COVERED) or any(isinstance(x, Tensor) for x in options):
             continue
@@ -299,7 +299,7 @@ def step_in_launches(kind: type[Optimizer], groups: Groups, state: OptimizerStat
 
 
 def is_launched(p: Tensor) -> bool:
-    """Return whether the device of a parameter is one on which kernels step it."""
+    """Return whether kernels can step a parameter on its device."""
     return p.is_cuda
 
 
@@ -318,7 +318,7 @@ def _is_ours(p: Tensor, known: dict[str, Any], adam: bool) -> bool:
 
 
 def _taken(p: Tensor, state: OptimizerState, group: dict[str, Any]) -> int:
-    """Return the number of steps that a parameter has taken (SGD: 0 or 1); make its state if there is none."""
+    """Return the number of steps that a parameter has taken (SGD: 0 or 1). Create its state if there is none."""
     if "betas" in group:
         if not (known := state[p]):
             dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32

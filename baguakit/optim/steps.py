@@ -1,30 +1,30 @@
-"""Optimizer steps by hand: all tensors in one launch, with nothing that waits for a GPU.
+"""Functions that take optimizer steps: all tensors in one launch, without waiting for a GPU.
 
-    norm = bk.primitives.gradient_norm(grads, found_inf=found)                # on the device, as all that follows
+    norm = bk.primitives.gradient_norm(grads, found_inf=found)                # on the device, as all below
     clip = (max_norm / (norm + 1e-6)).clamp(max=1)
     bk.primitives.adamw_step_(params, grads, m, v, steps, lr=3e-4, clip=clip, found_inf=found)
 
-p, g and the state are a tensor each, or a list each with one tensor for every parameter. Their addresses go into a
-table on the device, which is made again when they change; to read 1,000 of each takes a fraction of a millisecond, and
-no time if they are `Fixed`. On CUDA a step is one launch for each pair of dtypes of p and g, after a launch of a single
-program if a number lies on the device. It can be captured in a CUDA graph after one step over the same tensors, if the
-numbers that change (`step`, `lr`) are in tensors. On CPUs the definition runs, and gives the same bits.
+Each of p, g and the state is one tensor, or a list with one tensor for every parameter. Their addresses are kept in a
+table on the device, which is made again when the addresses change. Reading 1,000 addresses of each takes a fraction of
+a millisecond, and no time for `Fixed` tensors. On CUDA a step is one launch for each pair of dtypes of p and g; if a
+number is on the device, a launch of a single program comes before. A CUDA graph can capture a step after one step over
+the same tensors, if the numbers that change (`step`, `lr`) are in tensors. CPUs run the definition: the same bits.
 
-The four have these arguments in common:
+All four functions take these arguments:
 
     p: parameters in fp32, bf16 or fp16; overwritten.
-    g: their gradients, likewise.
-    master: fp32 copies of bf16 or fp16 parameters; the step is taken on the copies. None for those in fp32.
-    key: rounds bf16 parameters up or down at random without bias, drawn from key, the step's number and the position
-        of the value among all. Without `step`, pass another key each time.
-    grad_scale: gradients are divided by it, such as the scale of a `GradScaler`.
-    clip: they are then multiplied by it, such as min(1, max_norm / norm).
-    found_inf: if not zero, everything stays as it is, the count of steps included.
+    g: gradients in fp32, bf16 or fp16.
+    master: fp32 copies of bf16 or fp16 parameters; the step is taken on the copies. None if p is in fp32.
+    key: seed of random, unbiased rounding of bf16 parameters. A draw depends on key, the number of the step and the
+        position of the value among all values. Without `step`, pass another key each time.
+    grad_scale: gradients are divided by this number, such as the scale of a `GradScaler`.
+    clip: gradients are then multiplied by this number, such as min(1, max_norm / norm).
+    found_inf: if not zero, nothing changes, not even the count of steps.
 
 lr, step, grad_scale, clip and found_inf are numbers, or tensors with one value on the device of p (read without
-waiting) or on the CPU. `step` says how many steps were taken before this one; a tensor is advanced by one.
+waiting) or on the CPU. `step` is the number of steps taken before this one; if it is a tensor, it increases by one.
 
-If tensors do not go together or an option has no meaning, a step raises TypeError or ValueError and changes nothing.
+If tensors do not fit each other or an option is invalid, a step raises TypeError or ValueError and changes nothing.
 """
 
 import math
@@ -60,8 +60,8 @@ def sgd_step_(
         g ← g + λ p     b ← μ b + (1 − d) g  (b ← g at step 0)     p ← p − η (g + μ b  with Nesterov, else b)
 
     Args:
-        momentum_buffer: b, fp32, zeros at first; overwritten. With a momentum only.
-        step: needed with a dampening, which the first step is without.
+        momentum_buffer: b, fp32, zeros at first; overwritten. Only with a momentum.
+        step: needed with a dampening, because the first step has no dampening.
         lr, momentum, dampening, nesterov, weight_decay: η, μ, d, and λ.
         master, key, grad_scale, clip, found_inf: see this module.
     """
@@ -111,14 +111,14 @@ def adamw_step_(
     master: Masters | None = None, key: int | None = None, grad_scale: Number = 1.0,
     clip: Number = 1.0, found_inf: Number = 0.0,
 ) -> None:  # fmt: skip
-    """Take one step of `torch.optim.AdamW`: `adam_step_`, but p ← (1 − η λ) p before, and g as it is.
+    """Take one step of `torch.optim.AdamW`: like `adam_step_`, but first p ← (1 − η λ) p, and g has no decay.
 
-    With `packed`, gradients are read as they came over the wire and are never written out.
+    With `packed`, gradients are read from their packed bytes and are never written out.
 
     Args:
-        packed: in place of g (None), for p, m and v that are a flat tensor each: the one row of bytes that
+        packed: gradients in place of g (None), if p, m and v are one flat tensor each: the row of bytes that
             `compressor.compress(g.view(1, -1))` returned.
-        compressor: what packed it. All else: as in `adam_step_`.
+        compressor: the compressor of `packed`. All other arguments: as in `adam_step_`.
         master, key, grad_scale, clip, found_inf: see this module.
     """
     conditions = _conditions(lr, step, grad_scale, clip, found_inf, key, eps=eps, weight_decay=weight_decay)
@@ -147,7 +147,7 @@ def lion_step_(
 
     Args:
         m: fp32, zeros at first; overwritten.
-        step: only draws (`key`) depend on it.
+        step: used only for random rounding (`key`).
         lr, betas, weight_decay: η, (β₁, β₂) and λ.
         master, key, grad_scale, clip, found_inf: see this module.
     """
@@ -157,17 +157,17 @@ def lion_step_(
 
 @torch.no_grad()
 def gradient_norm(grads: Tensors, found_inf: Tensor | None = None) -> Tensor:
-    """Return the norm √(Σ g²) of all gradients, fp32 with no dimensions, on their device: nothing waits for it.
+    """Return the norm √(Σ g²) of all gradients, a 0-d fp32 tensor on their device. The host does not wait.
 
-    Summed in fp64, always in the same order. It is not finite if a gradient is not, or if it exceeds fp32.
+    The sum is in fp64, always in the same order. The norm is not finite if a gradient is not, or if it exceeds fp32.
 
     Args:
         grads: fp32, bf16 or fp16.
-        found_inf: a floating tensor with one value, on their device; overwritten by 1 if the norm is not finite, by 0
-            if it is.
+        found_inf: a floating tensor with one value, on the device of the gradients; overwritten by 1 if the norm is not
+            finite, by 0 if it is.
 
     Raises:
-        TypeError, ValueError: there are no gradients, they cannot be taken together, or `found_inf` is elsewhere.
+        TypeError, ValueError: there are no gradients, they do not fit each other, or `found_inf` is on another device.
     """
     role = _role("grads", grads)
     norm: Tensor = (
@@ -199,11 +199,11 @@ _norm = torch.library.custom_op(
 _norm.register_fake(lambda role, found_inf: role[0].new_empty((), dtype=torch.float32))
 
 
-# The arguments, and the step of every optimizer
+# Checks of arguments, and the step of every optimizer
 
 
 def _role(name: str, tensors: Any) -> Role:
-    """Return one tensor as a list of it, and a list or a `Fixed` as it is. `name` is that of the argument."""
+    """Return a list: [x] for a single tensor x. A list or a `Fixed` is returned unchanged. `name`: of the argument."""
     if isinstance(tensors, Fixed):
         return tensors
     tensors = [tensors] if isinstance(tensors, Tensor) else tensors
@@ -220,7 +220,7 @@ def _role(name: str, tensors: Any) -> Role:
 def _conditions(
     lr: Number, step: Any, grad_scale: Number, clip: Number, found_inf: Any, key: int | None, **numbers: Any
 ) -> Conditions:
-    """Return the conditions if keys and steps are whole numbers, and the `numbers` finite and 0 or more; else raise."""
+    """Return the conditions. Raise unless keys and steps are whole numbers, and all `numbers` are finite and ≥ 0."""
     if key is not None:
         key = integer("key", key, -(1 << 63), (1 << 63) - 1)
     if not isinstance(step, Tensor):
@@ -240,7 +240,7 @@ def _conditions(
 
 
 def _packed_row(packed: Tensor, compressor: MinMaxUInt8, p: Tensors) -> Tensor:
-    """Return the gradients of p that `compressor` packed, as a step on CUDA reads them: (bytes,)."""
+    """Return the packed gradients of p in the form that a step on CUDA reads: (bytes,)."""
     instance("packed", packed, Tensor, "a tensor of bytes, as compress returned them")
     if not isinstance(p, Tensor) or not p.is_contiguous():
         raise ValueError("packed gradients are those of one contiguous tensor; step the flat tensor of a bucket")
@@ -261,7 +261,7 @@ def _take(
     update: Update, p: Tensors, g: Tensors | None, states: dict[str, Tensors], master: Masters | None,
     conditions: Conditions, packed: Tensor | None = None, compressor: MinMaxUInt8 = MinMaxUInt8(),
 ) -> None:  # fmt: skip
-    """Step p, its `states` (by their names in messages, in the order of the update) and masters by g or `packed`."""
+    """Step p, `states` and masters by g or `packed`. `states` has names for messages, in the order of the update."""
     if torch.compiler.is_compiling():
         _step_in_graph(update, p, g, states, master, conditions, packed, compressor)
         return
@@ -287,7 +287,7 @@ def _take(
     steps_ops.step_(update, roles, conditions, None if row is None else compressor.block, check)
 
 
-# In a graph, lists are lists of tensors and numbers are tensors on the CPU, which a step reads without waiting.
+# In a graph of torch.compile, numbers are tensors on the CPU, which a step reads without waiting.
 
 UPDATES: dict[str, Any] = {kind.__name__: kind for kind in (SGD, Adam, Lion)}
 

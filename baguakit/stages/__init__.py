@@ -4,8 +4,8 @@
     x     = stage(x, state, comm.at(round, step))      # may overwrite x; updates state in place
 
 A stage is a frozen declaration: it holds hyperparameters only, compares by value, and prints as the expression that
-built it. Its state is a nested dict of tensors, one level for each nested stage, under the name of the field that
-holds it. Time is an argument: `comm.round` is the ordinal of the flight, `comm.step` the number of optimizer steps.
+built it. Its state is a nested dict of tensors. The state of a nested stage is under the name of the field that holds
+the stage. Time is an argument: `comm.round` is the number of the flight, `comm.step` that of the optimizer step.
 """
 
 from .. import keeping

@@ -1,11 +1,11 @@
-"""A compressed mean in as many bits as an error needs.
+"""A compressed mean with the fewest bits that keep the error below a bound.
 
     E_b = ‖Q_b(x_r) − x_r‖² / ‖x_r‖²              for each b of `bits`, on a sample of the values of rank r
-    b   ← max_r min { b : E_b ≤ error }           the largest of `bits` where none is so accurate
+    b   ← max_r min { b : E_b ≤ error }           the largest of `bits` if no b is accurate enough
     x   ← Q_b( (1/n) Σ_r Q_b(x_r) )
 
-Ranks agree on b without messages of its own: every 8 flights each measures E_b of its own values and writes its choice
-behind the rows that it packs. The choice that all have read takes effect 4 flights later, so no device is waited for.
+Ranks agree on b without separate messages. Every 8 flights each rank measures E_b of its own values and appends its
+choice to the rows that it packs. The largest choice takes effect 4 flights later, so that the host never waits.
 """
 
 from dataclasses import dataclass, field
@@ -31,26 +31,26 @@ NOTE = 16  # bytes behind a packed row, which keep what follows aligned
 
 @dataclass(frozen=True, repr=False)
 class Adaptive(Average):
-    """The mean over all ranks in the fewest bits a value whose error stays below `error`, chosen for each bucket.
+    """The mean over all ranks with the fewest bits per value whose error stays below `error`, chosen for each bucket.
 
-    The error is relative and squared, ‖Q(x) − x‖² / ‖x‖², and that of one compression, on up to 65,536 of a rank's own
-    values: a mean in two hops is compressed twice. At first, and where no choice is accurate enough, values fly in the
-    largest of `bits`. Blocks have 256 values; of fewer than 8 bits they are rotated, so that a few large values do not
-    change the error. The choice is saved, and with other buckets or ranks made anew.
+    The error is relative and squared, ‖Q(x) − x‖² / ‖x‖². It is the error of one compression (a mean in two hops is
+    compressed twice), measured on up to 65,536 of a rank's own values. At first, and if no choice is accurate enough,
+    the largest of `bits` is used. Blocks have 256 values. With fewer than 8 bits they are rotated, so that a few large
+    values do not change the error. The choice is saved; with other buckets or ranks it is made again.
 
     Args:
-        error: of a compression, above 0 and below 1: about 5e-5 needs 8 bits, 1e-3 needs 6, and 1.5e-2 needs 4.
-        bits: the numbers of bits to choose from, each 1 to 8, rising.
+        error: the largest error of a compression, between 0 and 1: 5e-5 needs 8 bits, 1e-3 needs 6, 1.5e-2 needs 4.
+        bits: the numbers of bits to choose from, each 1 to 8, in rising order.
 
     Raises:
-        ValueError: `error` or `bits` are anything else, or `error` is below 1 / (2ᵇ − 1)² for the largest b of `bits`.
+        ValueError: `error` or `bits` is invalid, or `error` is below 1 / (2ᵇ − 1)² for the largest b of `bits`.
     """
 
     error: float
     bits: tuple[int, ...] = (2, 3, 4, 5, 6, 8)
     lossy: ClassVar[bool] = True
-    # The choice is kept even if a result is not finite: of such values a rank repeats the choice in force, as of zeros,
-    # which layers behind one that begins at zero get in their first step.
+    # The state changes even if a result is not finite: a rank whose values are not finite, or all zero (as gradients
+    # may be in the first step), repeats the current choice.
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -74,7 +74,7 @@ class Adaptive(Average):
         return 64 * comm.size
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
-        """Return `bits`, those in force, and `chosen`, those to come: whole numbers on the CPU."""
+        """Return `bits`, the current number of bits, and `chosen`, the next one: whole numbers on the CPU."""
         self.prepare(bucket.flat, comm)
         pinned = bucket.flat.is_cuda  # so that a choice is copied without a wait
         most = torch.tensor([self.bits[-1]], pin_memory=pinned)
@@ -97,17 +97,17 @@ class Adaptive(Average):
         return y
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of `CompressedMean` in the bits that normal values need."""
+        """Return the cost of `CompressedMean` with as many bits as normally distributed values need."""
         return CompressedMean(format_of(bits_of_normal_values(self))).cost(load, place)
 
 
 def format_of(bits: int) -> Uniform:
-    """Return the compressor of a number of bits."""
+    """Return the compressor with this number of bits."""
     return Uniform(bits, BLOCK, rotate=bits < 8)
 
 
 def choice(stage: Adaptive, x: Tensor, now: int) -> Tensor:
-    """Return the fewest bits that are accurate enough for `x` (n,), as a uint8; `now` if it is zero or not finite."""
+    """Return the fewest bits that are accurate enough for `x` (n,), as uint8; `now` if `x` is zero or not finite."""
     sample = sample_of(x)
     lost, errors = torch.empty_like(sample), []
     for bits in stage.bits:
@@ -122,7 +122,7 @@ def choice(stage: Adaptive, x: Tensor, now: int) -> Tensor:
 
 @dataclass(frozen=True, repr=False)
 class Noting(Compressor):
-    """A compressor whose packed rows end with a note: the largest note of all ranks is `heard` where they are read."""
+    """A compressor that puts a note behind each packed row. Decoding adds the largest note of the rows to `heard`."""
 
     inner: Compressor
     note: Tensor = field(compare=False)  # a report counts flights that are alike
@@ -148,7 +148,7 @@ class Noting(Compressor):
 
 
 def sample_of(x: Tensor) -> Tensor:
-    """Return (1, m) values of `x` (n,) in fp32: all of a short one, else whole blocks from all its parts."""
+    """Return (1, m) values of `x` (n,) in fp32: all values of a short `x`, else whole blocks at regular distances."""
     if x.numel() <= SAMPLE:
         return x.float().view(1, -1)
     blocks = x[: x.numel() // BLOCK * BLOCK].view(-1, BLOCK)
@@ -156,5 +156,5 @@ def sample_of(x: Tensor) -> Tensor:
 
 
 def bits_of_normal_values(stage: Adaptive) -> int:
-    """Return the bits that a stage chooses for normal values, whose error is about 2.6 / (2ᵇ − 1)²."""
+    """Return the bits that a stage chooses for normally distributed values: their error is about 2.6 / (2ᵇ − 1)²."""
     return next((bits for bits in stage.bits if 2.6 / (2**bits - 1) ** 2 <= stage.error), stage.bits[-1])

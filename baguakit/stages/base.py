@@ -24,24 +24,24 @@ class Stage(Doors):
 
     The constructor raises a TypeError for invalid arguments, and `check` a ValueError if the group does not fit.
 
-    A first stage needs `__call__`, and `init` if it has a state: the default warms up compressors, and nested stages.
-    The other declarations have defaults; `cost` is for `bk.tune`.
+    A class needs `__call__` (or `phases`), and `init` if it has a state. The default `init` warms up compressors and
+    nested stages. All other declarations have defaults; `cost` is for `bk.tune`.
 
     Attributes:
         lossy: the call takes `residual=`, an fp32 tensor as long as `x`, and writes the compression error there.
-        same_on_all_ranks: all ranks end with the same bits, for any values at the start.
+        same_on_all_ranks: all ranks end with the same bits, whatever values they begin with.
         averages: the result is an average of `x` over ranks, to which a second backward may add its gradients. If not,
             a second backward raises.
         keeps: its state changes by `update_if_finite_` only. The state of other stages is copied before a flight of
             gradients.
         elementwise: the entries of the state that are as long as the bucket, and how each is carried over when the
-            number of ranks changes: "keep" this rank's, the "mean" of all ranks', "zero", or "anew": `init` makes the
-            state again from the present weights. Other entries are made again when the buckets or the ranks change;
-            those that are neither tensors nor dicts of tensors are not saved.
-        follows: the entries of the state that are copies of the weights, and so follow an outside load of the model.
-        needs_shapes: it works on the parameters' shapes, and cannot work on a shard.
-        shards: the stages in it work on shards of the bucket.
-        needs_groups: the groups of a Comm that it sends through by itself: "flat", or "intra" and "inter", the nodes.
+            number of ranks changes: "keep" (this rank's values), "mean" (over all ranks), "zero", or "anew" (`init`
+            makes the state again from the current weights). Other entries are made again when the buckets or the ranks
+            change. Entries that are neither tensors nor dicts of tensors are not saved.
+        follows: the entries of the state that are copies of the weights. They change when the model is loaded.
+        needs_shapes: the stage needs the shapes of parameters, and cannot work on a shard.
+        shards: the nested stages work on shards of the bucket.
+        needs_groups: the groups of a Comm that it uses itself: "flat", or "intra" and "inter" (within, between nodes).
     """
 
     lossy: ClassVar[bool] = False
@@ -62,11 +62,11 @@ class Stage(Doors):
             inner.check(comm)
 
     def multiple_of(self, comm: Comm) -> int:
-        """Return the number of values of which a bucket should be a multiple to avoid copies."""
+        """Return m such that a bucket of a multiple of m values needs no copies for padding."""
         return max([1, *(inner.multiple_of(comm) for inner in self.nested().values())])
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
-        """Return the state of this bucket before its first flight. All ranks call it together."""
+        """Return the state of the stage for this bucket before the first flight. All ranks call it together."""
         self.prepare(bucket.flat, comm)
         return {name: inner.init(bucket, comm) for name, inner in self.nested().items()}
 
@@ -78,8 +78,8 @@ class Stage(Doors):
     def phases(self, x: Tensor, state: State, comm: Comm) -> Phases:
         """Do one flight in phases. Define it in place of `__call__` to let the phases of several buckets overlap.
 
-        It yields, between two phases, the tensors that the next one reads, and returns the result. The first, third …
-        phases send within nodes only (`comm.intra`), and the others only between them (`comm.inter`).
+        Between two phases, the generator yields the tensors that the next phase reads. It returns the result. Phases 1,
+        3, 5 … send only within nodes (`comm.intra`); the other phases send only between nodes (`comm.inter`).
         """
         if has_phases(self):
             raise NotImplementedError(f"{type(self).__name__} defines neither __call__ nor phases")
@@ -90,7 +90,7 @@ class Stage(Doors):
         """Return the cost of one flight of `load` over `place`, which `bk.tune` predicts steps from.
 
         Raises:
-            TypeError: this stage declares none.
+            TypeError: this stage declares no cost.
         """
         raise TypeError(
             f"what stage {describe(self)} costs is not known; teach it: a method cost(load, place) of "
@@ -98,28 +98,28 @@ class Stage(Doors):
         )
 
     def prepare(self, x: Tensor, comm: Comm) -> None:
-        """Warm up its compressors for tensors like `x`, so that no step waits for a compiler."""
+        """Warm up the compressors for tensors like `x`, so that no training step waits for a compiler."""
         for each in self.compressors() if comm.size > 1 else ():
             each.warm_up(x.device, x.dtype, x.numel())
 
     def compressors(self) -> tuple[Compressor, ...]:
-        """Return the compressors that it may use: those in its fields. Those of the stages in it are not among them."""
+        """Return the compressors in the fields of this stage. Compressors of nested stages are not included."""
         return tuple(held for f in fields(self) if isinstance(held := getattr(self, f.name), Compressor))
 
     def nested(self) -> dict[str, "Stage"]:
-        """Return the stages in this one, by the names of their fields."""
+        """Return the stages nested in this stage, by the names of their fields."""
         return {f.name: held for f in fields(self) if isinstance(held := getattr(self, f.name), Stage)}
 
     def whole(self) -> list["Stage"]:
-        """Return this stage and all stages in it."""
+        """Return this stage and all stages nested in it, at any depth."""
         return [self, *(each for inner in self.nested().values() for each in inner.whole())]
 
     def remembers(self) -> bool:
-        """Return whether it is declared that a flight depends on the flights before it; `remembered` asks a state."""
+        """Return whether this stage, or a nested one, declares a state (`elementwise`) that later flights depend on."""
         return bool(self.elementwise) or any(inner.remembers() for inner in self.nested().values())
 
     def wants_groups(self) -> frozenset[str]:
-        """Return the groups of a Comm that it, and the stages in it, send through."""
+        """Return the groups of a Comm that this stage and its nested stages use."""
         return frozenset(self.needs_groups).union(*(inner.wants_groups() for inner in self.nested().values()))
 
     def __repr__(self) -> str:
@@ -132,7 +132,7 @@ def call_stage(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:
 
 
 def in_phases(stage: Stage, x: Tensor, state: State, comm: Comm, check: Callable[[], None]) -> Phases:
-    """Do what `call_stage` does in the phases of the stage, and call `check` between them."""
+    """Do the same as `call_stage`, phase by phase, and call `check` between two phases."""
     phases = stage.phases(x, state, comm)
     while True:
         try:
@@ -144,7 +144,7 @@ def in_phases(stage: Stage, x: Tensor, state: State, comm: Comm, check: Callable
 
 
 def has_phases(stage: Stage) -> bool:
-    """Return whether a stage does its work in phases."""
+    """Return whether a stage defines `phases`."""
     return type(stage).__call__ is Stage.__call__
 
 
@@ -157,7 +157,7 @@ def fitting(stage: Stage, x: Tensor, result: Any) -> Tensor:
 
 
 def remembered(stage: Stage, state: State, carried: bool = True, at: str = "") -> Iterator[tuple[str, Tensor, Any]]:
-    """Yield for every tensor of a state its path, itself, and how it is carried to other ranks; None: not at all."""
+    """Yield (path, tensor, carry) for every tensor of a state. `carry` is as in `elementwise`; None: not carried."""
     nested = stage.nested()
     for name in state:  # in order, equal on all ranks
         if name in nested and isinstance(state[name], dict):

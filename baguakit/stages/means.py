@@ -48,9 +48,9 @@ class Mean(Average):
 
 @dataclass(frozen=True, repr=False)
 class CompressedMean(Average):
-    """The mean over all ranks of compressed values, compressed again:  x ← Q((1/n) Σ_r Q(x_r)).
+    """The compressed mean over all ranks of compressed values:  x ← Q((1/n) Σ_r Q(x_r)).
 
-    Q(x) is x compressed and decompressed by `compressor`. Small buckets are compressed once.
+    Q(x) is x compressed and decompressed by `compressor`. In small buckets, the mean is not compressed again.
     """
 
     compressor: Compressor = MinMaxUInt8()
@@ -66,7 +66,7 @@ class CompressedMean(Average):
         return compressed_mean_(x, self.compressor, comm, residual=residual)
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of codes, or of `Mean` if codes are no shorter than the values.
+        """Return the cost for packed values, or the cost of `Mean` if packed values are not shorter.
 
         one hop     w = row(N) to each of the others             q = N (compress + n decompress)             P = 1
         two hops    w = row(N/n), scattered and gathered         q = N (compress + reduce + decompress)      P ≤ 8
@@ -84,7 +84,7 @@ class CompressedMean(Average):
 
 @dataclass(frozen=True, repr=False)
 class SparseMean(Declared, Average):
-    """The mean over all ranks of the entries that a sparse compressor keeps of each:  x ← (1/n) Σ_r keep(x_r)."""
+    """The mean over all ranks of the entries that a sparse compressor keeps:  x ← (1/n) Σ_r keep(x_r)."""
 
     compressor: Compressor
     lossy: ClassVar[bool] = True
@@ -103,7 +103,7 @@ class SparseMean(Declared, Average):
 
 @dataclass(frozen=True, repr=False)
 class OnGraph(Declared, Stage):
-    """A stage that exchanges with the neighbours in a graph, which has the properties `needs`."""
+    """A stage that exchanges with the neighbours in a graph. The graph must have the properties `needs`."""
 
     topology: Topology
     copies: ClassVar[float] = 0  # of fp32 values, which take as long as its arithmetic beside the mean
@@ -118,7 +118,7 @@ class OnGraph(Declared, Stage):
             raise ValueError(self.refusal.format(stage=self, topology=t, n=n))
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost averaged over one period of the topology (of a long one, over its first rounds).
+        """Return the cost averaged over one period of the topology (over its first rounds if the period is long).
 
         exact mean     the cost of `Mean`
         else           w = S to each of k neighbours;  q = (k + 2)/2 copies
@@ -155,7 +155,7 @@ class NeighborMean(OnGraph):
 
 @dataclass(frozen=True, repr=False)
 class Around(Declared, Stage):
-    """A stage that agrees and averages if the stage in it does."""
+    """A stage with one nested stage, `inner`. It agrees on all ranks, and averages, if `inner` does."""
 
     inner: Stage
     copies: ClassVar[float] = 0  # of fp32 values, which take as long as its own arithmetic
@@ -171,7 +171,7 @@ class Around(Declared, Stage):
         return self.inner.averages
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of `inner` in fp32 and of `copies` copies; of `inner` as it is on one rank."""
+        """Return the cost of `inner` in fp32 and of `copies` copies; on one rank, the cost of `inner` only."""
         if place.ranks == 1:
             return self.inner.cost(load, place)
         return self.inner.cost(load.fp32, place) + place.copies(self.copies, load.fp32.size)
@@ -179,11 +179,11 @@ class Around(Declared, Stage):
 
 @dataclass(frozen=True, repr=False)
 class Hierarchical(Around):
-    """The average within each node, `inner` between nodes on each rank's own shard, and a gather within the node.
+    """Average shards within each node, apply `inner` to each rank's shard between nodes, and gather within the node.
 
         s ← shard of (1/L) Σ x over the L ranks of a node;   s ← inner(s) between nodes;   x ← all s of the node
 
-    Every rank sends 1/L of what a flat algorithm would send between nodes. See `phases` for what overlaps.
+    Between nodes, a rank sends 1/L of the bytes of a flat algorithm. The phases of several buckets overlap (`phases`).
     """
 
     shards: ClassVar[bool] = True
@@ -231,7 +231,7 @@ class Hierarchical(Around):
         return x.copy_(intra.all_gather(mean)[: x.numel()])
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of S/L scattered and gathered in a node of L ranks, and beside of `inner` on S/L."""
+        """Return the cost of scattering and gathering S/L in a node of L ranks, and, on a second lane, of `inner`."""
         inside, between = replace(place, part="intra"), replace(place, part="inter")
         L = inside.ranks
         shard = Load(-(-load.values // L), load.value_bytes)
@@ -251,16 +251,16 @@ def _padded(x: Tensor, multiple_of: int) -> Tensor:
 class ErrorFeedback(Around):
     """Error feedback:  y ← x + β e;  x ← inner(y);  e ← the compression error of inner(y).
 
-    The residual e is fp32 for any dtype of x. A result that is not finite is passed on, and e is kept; the device
-    decides from the result, which is equal on all ranks.
+    The residual e is fp32 for any dtype of x. A result that is not finite is passed on, and e does not change. The
+    device decides from the result, which is equal on all ranks.
 
     Args:
         inner: a lossy stage.
-        decay: β, from 0 to 1. With 1 nothing is lost in the long run: what was sent and e add up to all x. With less,
-            errors are forgotten, as old momentum is; with 0 they are not fed back.
+        decay: β, from 0 to 1. With 1 nothing is lost in the long run: all sent values and e add up to the sum of x.
+            With less than 1, old errors decay; with 0 there is no feedback.
 
     Raises:
-        TypeError: `inner` loses nothing, or loses it between nodes only.
+        TypeError: `inner` is not lossy, or is lossy between nodes only.
 
     Seide et al. 2014, "1-Bit Stochastic Gradient Descent and its Application to Data-Parallel Distributed Training of
     Speech DNNs", doi:10.21437/Interspeech.2014-274; Karimireddy et al. 2019, "Error Feedback Fixes SignSGD and other
