@@ -1,4 +1,4 @@
-"""Flights: runners that launch and land the buckets of rules, what they decide and remember, and its saved state."""
+"""Flights: runners launch and land the buckets of rules, keep the rules' states, and save them."""
 
 from .checkpoint import load_runners
 from .gradients import GradientRunner, mean_gradients_

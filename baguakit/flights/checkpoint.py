@@ -2,14 +2,14 @@
 
 A tensor as long as the bucket is *elementwise*: it is saved in pieces, under the name and in the shape of each
 parameter, and may be loaded into other buckets. A tensor of another shape that the stage declares elementwise, such as
-an outer optimizer's counter of steps, is *whole*: it is saved under the name of each parameter as it is. Any other
+an outer optimizer's counter of steps, is *whole*: it is saved unchanged under the name of each parameter. Any other
 tensor is the stage's *own*: it fits the same buckets and ranks only, and is made anew for others.
 
 Flights in the air are saved as their results, under the names of the parameters:
 
-flight.result, flight.before    of weights
-flight.k.result, flight.k.used  of gradients that land in the k-th backward from here, counted from 0: without the
-                                loss scale; and whether some rank had a gradient of the parameter
+flight.result, flight.before    the result and the launched values of weights
+flight.k.result, flight.k.used  gradients, without the loss scale, that land in the k-th backward from here (k from 0),
+                                and whether some rank had a gradient of the parameter
 """
 
 import logging
@@ -47,8 +47,8 @@ class Arrived(Flight):
 def save_runner(runner: RuleRunner, names: Names, flights: bool = True, same_ranks: bool = True) -> dict[str, Any]:
     """Return copies of the state of a rule. Wait for its flights; flights of a free-running rule are left out.
 
-    Without `flights` all are left out, and the state is as before them, as the runner's journal knows it; without
-    `same_ranks` all that another number of ranks makes anew.
+    Without `flights`, all flights are left out, and the state is that before them, from the runner's journal. Without
+    `same_ranks`, state that another number of ranks would make anew is left out.
     """
     flights = flights and runner.rule.window != "free_running"
     if flights:
@@ -94,7 +94,7 @@ def save_runner(runner: RuleRunner, names: Names, flights: bool = True, same_ran
 
 
 def check_saved(runners: Sequence[RuleRunner], saved: Mapping[str, Any]) -> None:
-    """Raise a ValueError unless `saved` is of the same rules."""
+    """Raise a ValueError unless `saved` was saved with the same rules."""
     if len(saved) != len(runners):
         raise ValueError(f"this state is of {len(saved)} rules, and {len(runners)} are attached")
     for i, runner in enumerate(runners):
@@ -105,11 +105,11 @@ def check_saved(runners: Sequence[RuleRunner], saved: Mapping[str, Any]) -> None
 def load_runners(
     runners: Sequence[RuleRunner], names: Names, saved: Mapping[str, Any], same_ranks: bool, made: bool = False
 ) -> None:
-    """Load into every runner the state that `save_runner` returned, by the number of its rule.
+    """Load into every runner the state that `save_runner` returned. `saved` is by the number of the rule.
 
-    It may be of other buckets or another number of ranks. A rule whose state has no meaning for another number begins
-    anew: only its round is loaded. Unless the states have just been `made` from the weights as they are, what is
-    remembered of parameters that are not in `saved` begins with these.
+    It may come from other buckets or another number of ranks. If the state of a rule has no meaning for another number,
+    only its round is loaded, and the rule begins anew. The state of parameters that are not in `saved` is made from
+    their present weights, unless the states have just been `made`.
     """
     check_saved(runners, saved)
     kinds = [{carry for s in each.states for _, _, carry in remembered(each.rule.stage, s)} for each in runners]
@@ -174,7 +174,7 @@ def load_bucket(runner: RuleRunner, i: int, names: Names, saved: Mapping[str, An
 
 
 def load_delayed(runner: GradientRunner, names: Names, parameters: Mapping[str, Any], same_ranks: bool) -> None:
-    """Load the delayed gradients, or zeros where none were saved or each rank had its own and ranks have changed."""
+    """Load the delayed gradients. Load zeros if none were saved, or if they differ by rank and ranks have changed."""
     known = parameters if same_ranks or runner.rule.stage.same_on_all_ranks else {}
     for k, delayed in enumerate(runner.ring):
         for bucket in delayed.buckets:
@@ -185,9 +185,9 @@ def load_delayed(runner: GradientRunner, names: Names, parameters: Mapping[str, 
 
 
 def gathered(parameters: Mapping[str, Any], bucket: Bucket, names: Names, path: str, like: Tensor) -> Tensor | None:
-    """Return the pieces of an elementwise tensor put together like `like`; None if no parameter has one.
+    """Join the pieces of an elementwise tensor in the layout of `like`. Return None if no parameter has a piece.
 
-    A parameter that has none (it is new) keeps its values in `like`.
+    A new parameter has no piece and keeps its values in `like`.
     """
     parts = [parameters.get(names[p], {}).get(path) for p in bucket.params]
     if all(part is None for part in parts):
@@ -209,8 +209,8 @@ def gathered(parameters: Mapping[str, Any], bucket: Bucket, names: Names, path: 
 def whole_of(saved: Mapping[str, Any], names: Names) -> set[str]:
     """Return the paths of tensors that were saved whole under the name of each parameter.
 
-    Earlier versions did not save that: then it is a tensor without the shape of its parameter; and of scalars, whose
-    shapes tell nothing, an optimizer's "step".
+    Earlier versions did not save these paths. Then they are the paths of scalars, if some parameter is not a scalar or
+    the path ends with ".step".
     """
     if "whole" in saved:
         return set(saved["whole"])
@@ -220,7 +220,7 @@ def whole_of(saved: Mapping[str, Any], names: Names) -> set[str]:
 
 
 def make_missing(state: State, saved: Mapping[str, Any], bucket: Bucket, names: Names) -> None:
-    """Make the tensors that were saved and a new stage lacks: an optimizer in it makes its state when it steps."""
+    """Make tensors that were saved but a new stage lacks, because its optimizer makes its state when it steps."""
     whole = whole_of(saved, names)
     for path, part in (item for p in bucket.params for item in saved["parameters"].get(names[p], {}).items()):
         if path.startswith("flight."):

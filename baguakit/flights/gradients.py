@@ -1,7 +1,7 @@
 """The runner of a rule on gradients: its buckets are launched one by one, and landed together.
 
-With a delay d, the buckets of the latest d backward passes are in the air. With the buckets that have landed they are a
-ring of d + 1: gradients are views of the buckets that landed last, and the next backward launches these.
+With a delay d, the buckets of the latest d backward passes are in the air. Together with the landed buckets they are a
+ring of d + 1. Gradients are views of the buckets that landed last, and the next backward launches the same buckets.
 """
 
 import contextlib
@@ -40,10 +40,10 @@ class Flags:
     rows: Tensor | None = None  # (1, parameters) of the maximum over ranks, or (ranks, parameters)
 
     def beside(self, ones: Tensor, dtype: torch.dtype) -> list[Pair]:
-        """Return what to copy with the gradients of this dtype, in one launch, to have the bytes on the device.
+        """Return pairs to copy in the same launch as the gradients of this dtype, to set the bytes on the device.
 
-        `ones` are as many bytes on the device, or some more: they are copied if this rank has all gradients, as nearly
-        always. Else the bytes are brought there when they are sent.
+        `ones` is a tensor on the device with at least as many bytes. It is copied if this rank has all gradients, which
+        is the usual case. Otherwise the bytes are uploaded when they are sent.
         """
         if self.mine.count(1) < len(self.mine):
             return []
@@ -52,9 +52,10 @@ class Flags:
         return [(used.view(dtype), ones.view(dtype))]
 
     def begin(self, like: Tensor, comm: Comm) -> tuple[Comm, Callable[[], Any] | None]:
-        """Send the bytes beside a bucket; return the Comm for its flight, and what to call when that has ended.
+        """Send the bytes beside a bucket. Return the Comm for its flight, and a function to call when that has ended.
 
-        Over gloo they fly by themselves, at the same time; over NCCL, which sends one after another, with the bucket.
+        Over gloo the bytes are a second message at the same time. NCCL sends messages one after another, so the bytes
+        travel in the message of the bucket.
         """
         if comm.size == 1:
             return comm, None
@@ -71,7 +72,7 @@ class Flags:
         return rider.aboard(comm), arrive
 
     def of_all(self) -> list[bool]:
-        """Return for each parameter whether some rank has a gradient, once the flight has arrived."""
+        """Return for each parameter whether some rank has a gradient. Call it when the flight has arrived."""
         if self.rows is None or all(self.mine):  # only a rank that misses one asks the device whether another has it
             return list(map(bool, self.mine))
         return list(map(bool, self.rows.amax(0).tolist()))
@@ -89,8 +90,7 @@ class Pass(NamedTuple):
 class GradientRunner(RuleRunner):
     """A runner of a rule on gradients.
 
-    The round ends with the optimizer step: a skipped one has no round of its own. With a delay it ends with the
-    backward.
+    The round ends with the optimizer step, so a skipped step ends no round. With a delay it ends with the backward.
     """
 
     flown: bool = False  # gradients have landed since the last optimizer step
@@ -118,7 +118,7 @@ class GradientRunner(RuleRunner):
     ) -> None:
         """Launch bucket `i` with the gradients of this rank; a missing gradient counts as zero.
 
-        This rank has gradients to average of the parameters in `touched`; if `whole`, of all parameters of the bucket.
+        `touched` are the parameters whose gradients this rank averages; `whole`: these are all of the bucket.
         """
         if i == 0:
             self.untouched, self.mine = [], []
@@ -145,7 +145,7 @@ class GradientRunner(RuleRunner):
     def launch_filled(self, i: int, step: int, joint: Joint | None, failed: bool) -> None:
         """Launch NaN in place of bucket `i` if the backward has failed here, else zeros.
 
-        `.grad` stays as it is, unless the result will land, after a delay.
+        `.grad` is not changed, unless there is a delay, so that the result will land later.
         """
         value, flag = (torch.nan, FAILED) if failed else (0.0, 0)
         flags = Flags([flag] * len(self.params())) if i == len(self.buckets) - 1 else None
@@ -189,10 +189,10 @@ class GradientRunner(RuleRunner):
         self.launch(i, step, work, beside=beside)
 
     def arrive_all(self) -> bool:
-        """Wait for all buckets that land now: of this backward, or the one `delay` before it.
+        """Wait for all buckets that land now: those of this backward, or of the backward `delay` passes earlier.
 
         Returns:
-            True if their backward failed on some rank and the flags are on the host.
+            True if that backward failed on some rank and the flags are on the host.
         """
         if self.ring:
             self.channel.lane.flush()  # these land later, and wait for nothing more
@@ -207,12 +207,12 @@ class GradientRunner(RuleRunner):
         return rows is not None and rows.is_cpu and int(rows[0, 0]) == FAILED
 
     def _turn(self) -> None:
-        """Go from the buckets of this backward to the buckets that land, which the next backward launches."""
+        """Switch from the buckets of this backward to those that land now and are launched by the next backward."""
         self.ring.append(Pass(self.buckets, self.air, self.flags))
         self.buckets, self.air, self.flags = self.ring.popleft()
 
     def _show_fault(self) -> None:
-        """Let the first value of each gradient on a GPU be NaN if the monitor has given up before it landed."""
+        """Set the first value of each gradient on a GPU to NaN if the monitor has given up before it landed."""
         if (fault := self.channel.monitor.fault) is None:
             return
         heads: dict[torch.dtype, list[Tensor]] = {}
@@ -226,7 +226,7 @@ class GradientRunner(RuleRunner):
             fault.multiply_(alike)
 
     def land(self, scale: Tensor | None) -> list[int]:
-        """Make the gradients that some rank has views of the buckets; delayed ones times the `scale` of the loss.
+        """Set `.grad` to a view of the bucket if some rank has a gradient. Multiply delayed ones by the loss `scale`.
 
         Returns:
             the ids of the parameters whose gradients have landed.
@@ -249,7 +249,7 @@ class GradientRunner(RuleRunner):
     def used(self, flags: Flags, i: int, state: Tensor) -> Tensor | None:
         """Return which values of a state of bucket `i` belong to gradients that some rank has: bools, or None for all.
 
-        A state that has no value for each of the bucket belongs to all of its parameters.
+        A state of another shape than the bucket belongs to all parameters of the bucket.
         """
         if flags.mine.count(1) == len(flags.mine):
             return None
@@ -272,7 +272,7 @@ class GradientRunner(RuleRunner):
             super().drop()
 
     def start_over(self) -> None:
-        """Wait for the flights of the backward under way, and discard their results."""
+        """Wait for the flights of the current backward, and discard their results."""
         super().drop()
 
     def step_ended(self) -> None:
@@ -283,14 +283,14 @@ class GradientRunner(RuleRunner):
     def landed_on(self, i: int, reached: set[Tensor]) -> bool:
         """Return True if a second backward has added gradients of bucket `i` to the gradients of the first one.
 
-        It has accumulated gradients of the parameters in `reached` so far.
+        The second one has accumulated gradients of the parameters in `reached` so far.
         """
         bucket = self.buckets[i]
         pairs = [(p, view) for p, view in zip(bucket.params, bucket.views, strict=True) if is_view(p.grad, view)]
         added = sum(p in reached for p, _ in pairs)
         if added == 0 or sum(map(VERSION, bucket.views)) - self.versions[i] <= added:  # nobody has zeroed them
             return added > 0
-        # Zeroed, or clipped: the gradients that this backward has not reached yet tell.
+        # Zeroed or clipped: gradients that this backward has not reached yet are 0 only if they were zeroed.
         return any(bool(view.any()) for p, view in pairs if p not in reached)
 
 
@@ -305,7 +305,7 @@ def call_unscaled(
 ) -> Tensor:
     """Call the stage, or `mean(stage, x, state, comm)`, without the loss scale: divide by it before, multiply after.
 
-    The result of the gradients `x`, which are overwritten, comes in `out`, by default in place.
+    The gradients `x` are overwritten. The result is written to `out`, by default to `x`.
     """
     if scale is not None:
         x.mul_(scale.reciprocal())
@@ -317,7 +317,7 @@ def call_unscaled(
 
 @torch.no_grad()
 def mean_gradients_(params: Sequence[Tensor], comm: Comm) -> None:
-    """Average exactly the gradients that some rank has of parameters of no bucket; a missing one counts as zero."""
+    """Average the gradients of parameters outside all buckets, uncompressed. A missing gradient counts as zero."""
     mine = torch.tensor([p.grad is not None for p in params], dtype=torch.uint8, device=params[0].device)
     used = comm.all_reduce(mine, dist.ReduceOp.MAX).tolist() if comm.size > 1 else []
     for p, somewhere in zip(params, used, strict=False):

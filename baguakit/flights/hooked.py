@@ -1,4 +1,4 @@
-"""The runner of a rule in the buckets of another trainer's hook, which come one by one and may change at any time."""
+"""The runner of a rule in the hook of another trainer. Its buckets come one by one and may change at any time."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,14 +20,14 @@ class HookRunner(RuleRunner):
     """A runner of a rule in the buckets of a hook. Its state follows the parameters when buckets change."""
 
     names: dict[Tensor, str] = field(default_factory=dict)  # of parameters, or of tensors that stand for them
-    # The number of a bucket here, by its number in the hook: buckets are numbered as they first come.
+    # {number of a bucket in the hook: its number here}. Buckets are numbered in the order in which they first come.
     places: dict[int, int] = field(default_factory=dict)
     memory: Mapping[str, Any] | None = None  # from `save_runner`, for buckets that have not come since
     same_ranks: bool = True  # `memory` is from as many ranks
     remembers_any: bool = False  # its flights depend on the flights before them
 
     def fit(self, called: int, flat: Tensor, params: Sequence[Tensor]) -> int:
-        """Return the number here of bucket `called` of the hook: now `flat`, with `params` one after another."""
+        """Return this runner's number of the hook's bucket `called`: it is now `flat`, with `params` in order."""
         i = self.places.get(called, len(self.buckets))
         if i < len(self.buckets):
             if [*map(id, self.buckets[i].params)] == [*map(id, params)]:
@@ -53,7 +53,7 @@ class HookRunner(RuleRunner):
         self.places = {called: place for called, place in self.places.items() if place < i}
 
     def saved(self) -> dict[str, Any]:
-        """Return the state, as `save_runner` does, with what is remembered of buckets that have not come since."""
+        """Return the state as in `save_runner`, and the loaded state of buckets that have not come since."""
         self.drop()
         saved = save_runner(self, self.names)
         names: dict[str, Any] = {name: {} for name in self.names.values()}  # nothing is missing of one that never came
@@ -83,10 +83,10 @@ class HookRunner(RuleRunner):
         out: Tensor | None = None,
         landed: Callable[[Tensor], Any] = lambda x: None,
     ) -> None:
-        """Launch bucket `i`, without the `scale` of the loss: its mean comes in `out`, by default in place.
+        """Launch bucket `i`, without the `scale` of the loss. The mean is written to `out`, by default in place.
 
-        On the lane, `mean(stage, x, state, comm)` is called in place of the stage, and `landed` with the mean, or when
-        that has failed. `joint` decides what the flight keeps.
+        On the lane, `mean(stage, x, state, comm)` replaces the call of the stage. Then `landed` is called with the
+        result, even after a failure. `joint` decides which state the flight keeps.
         """
         if i in self.air:  # of a backward that an exception ended: its result is dropped
             self.arrive(i)

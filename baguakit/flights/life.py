@@ -3,9 +3,9 @@
     agree, groups and lanes, runners  →  begin … land, in each step  →  drain, close
                                       ↖  state_dict, load_state_dict
 
-`bk.attach` and the hooks of DDP and FSDP2 differ in who launches: each has a kind of `Life` that knows it. All that
-ranks must do alike at the beginning, when a flight lands, in saved states and at the end is here, and `Attached` is
-what the user sees of it.
+`bk.attach` and the hooks of DDP and FSDP2 launch in different places: each has a subclass of `Life`. This module holds
+the collective parts that they share: agreement, landing, saved states and the end. `Attached` is the user's view of a
+life.
 """
 
 import time
@@ -47,7 +47,7 @@ class Clock:
     joined: str = ""  # the call of `join()` under way
 
     def announce(self, what: Turn) -> None:
-        """Announce the next collective, before it is done: outside `join()` no rank waits for that."""
+        """Announce the next collective before it begins. Outside `join()` this does nothing."""
         if self.tell is not None:
             self.tell(what)
 
@@ -65,7 +65,7 @@ STEP, BACKWARD = "step", "backward"
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One optimizer step: from the end of the one before it, or from when the hooks were set, to its own."""
+    """One optimizer step, from the end of the previous step (or the setting of the hooks) to its own end."""
 
     step: int
     begin: Moment
@@ -78,12 +78,12 @@ class StepRecord:
 class Logbook:
     """The latest steps on this rank, recorded by hooks.
 
-    A time costs a reading of the clock, or on CUDA an event in the stream of training; nothing is waited for.
+    Reading a time costs a clock call or, on CUDA, an event in the stream of training. Nothing waits for it.
 
     Attributes:
-        now: returns the moment; None where nothing is recorded.
-        parts: of the step under way, each with its name, begin and end.
-        accumulated: gradients were accumulated under `no_sync` in it.
+        now: a function that returns the current moment; it returns None if nothing is recorded.
+        parts: the parts of the current step, each with its name, begin and end.
+        accumulated: whether gradients were accumulated under `no_sync` in the current step.
     """
 
     device: torch.device  # of the recorded moments
@@ -110,7 +110,7 @@ class Logbook:
         self.parts, self.accumulated = [], False
 
     def seconds_per_step(self) -> float | None:
-        """Return the mean over the steps that have passed on the device; None before one has. Waits for nothing."""
+        """Return the mean time of the steps that the device has finished; None if there are none. Waits for nothing."""
         over = [record for record in self.steps if passed(record.end)]
         return between(over[0].begin, over[-1].end) / len(over) if over else None
 
@@ -120,14 +120,14 @@ REST = 1.0  # seconds that a lane may still compute; if it does so for longer, i
 
 @dataclass(eq=False)
 class Decisions:
-    """The decisions after backward passes, in their order. Only delayed gradients have several under way."""
+    """The decisions after each backward whether to keep changes of states. Several are pending only with a delay."""
 
     joint: Joint | None = None  # holds what the flights of a backward would keep; None where no decision is needed
     alike: bool = True  # stages that agree give all ranks the same results, so that ranks need not ask each other
     _under_way: deque[tuple[RuleRunner, Collective]] = field(default_factory=deque, init=False)
 
     def begin(self, runners: Sequence[RuleRunner]) -> None:
-        """Begin to decide for the flights of these runners: on the lane, behind them. Nobody waits for it."""
+        """Start the decision for the flights of these runners, on the lane, after the flights. Does not wait for it."""
         if (joint := self.joint) is None or not runners:
             return
         flags = {runner: runner.flags for runner in runners if isinstance(runner, GradientRunner)}
@@ -142,7 +142,7 @@ class Decisions:
 
             for runner, each in flags.items():
                 stage = runner.rule.stage
-                # A backward that has failed on some rank brings NaN there, which an average of all ranks passes on.
+                # A rank whose backward failed sends NaN. An average of all ranks is then NaN; other stages need this.
                 if each.rows is not None and not (stage.averages and stage.same_on_all_ranks):
                     joint.note(each.rows[:, 0] != FAILED)
             joint.settle(on_all_ranks if agree else None, of_used)
@@ -150,13 +150,13 @@ class Decisions:
         self._under_way.append((runners[0], runners[0].channel.begin("the decision on what to keep", settle)))
 
     def settle(self, but: int = 0) -> None:
-        """Wait for all decisions except the newest `but`. With 0, every state is then as after the latest backward."""
+        """Wait for all decisions except the newest `but`. With 0, every state is up to date afterwards."""
         while len(self._under_way) > but:
             runner, collective = self._under_way.popleft()
             runner.channel.monitor.wait_for(collective)
 
     def settle_all(self, but: int) -> None:
-        """Settle as `settle` does; if the network fails, as this rank alone would decide."""
+        """Do what `settle` does. If the network fails, decide from the results of this rank alone."""
         lanes = {runner.channel.lane for runner, _ in self._under_way}
         try:
             self.settle(but)
@@ -168,7 +168,7 @@ class Decisions:
                 self.joint.settle()
 
     def forget(self) -> None:
-        """Drop what the flights of a failed backward would keep."""
+        """Drop the changes of states by the flights of a failed backward."""
         if self.joint is not None:
             self.joint.forget()
 
@@ -176,8 +176,8 @@ class Decisions:
 class Life(Generic[AnySetup]):
     """Rules at work on this rank.
 
-    `kind` is that of the hooks, for names that ranks agree on; `make` makes the setup of this rank; `comm` and
-    `timeout` are as the user gave them.
+    `kind` names the kind of hooks, in names that ranks agree on. `make` makes the setup of this rank. `comm` and
+    `timeout` are the user's arguments.
     """
 
     alike = True  # a stage that agrees gives all ranks the same result
@@ -228,15 +228,15 @@ class Life(Generic[AnySetup]):
     # The state
 
     def check(self) -> None:
-        """Raise the PeerError that the monitor has found: on a GPU, what came after it rests on half a sum.
+        """Raise the PeerError that the monitor has found. On a GPU, results after it may come from an unfinished sum.
 
-        Where ranks come and go, the host has waited for every flight, and each step that it made counts.
+        If the ranks of the group may change, nothing is raised: the host has waited for every flight.
         """
         if not self.comm.membership.changes:
             self.runtime.monitor.check()
 
     def state_dict(self, flights: bool = True, same_ranks: bool = True) -> dict[str, Any]:
-        """See `Attached.state_dict`, and for the arguments `save_runner`."""
+        """See `Attached.state_dict`; the arguments are those of `save_runner`."""
         if flights:
             self.decisions.settle()
         return {
@@ -250,7 +250,7 @@ class Life(Generic[AnySetup]):
         return save_runner(runner, self.setup.names, flights, same_ranks)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` has returned, of the same rules."""
+        """Load what `state_dict` has returned for the same rules."""
         self.clock.outside("load_state_dict()")
         self.decisions.settle()
         self.load(state, state["ranks"] == self.runtime.comm.size)
@@ -262,7 +262,7 @@ class Life(Generic[AnySetup]):
     # The end
 
     def finish(self) -> None:
-        """Take the hooks out, wait for what is in the air, and close groups and threads. Idempotent."""
+        """Remove the hooks, wait for flights in the air, and close groups and threads. Idempotent."""
         if not self.runtime.over:
             self.take_hooks_out()
             self.runtime.finish(self.drain)
@@ -278,7 +278,7 @@ class Life(Generic[AnySetup]):
             each()
 
     def drain(self) -> None:
-        """Wait for what is in the air, and drop it; raise a PeerError if another rank has launched something else."""
+        """Wait for flights in the air, and drop them; raise a PeerError if another rank launched different flights."""
         self.decisions.settle()
         for runner in self.runners:
             runner.drop()
@@ -287,7 +287,7 @@ class Life(Generic[AnySetup]):
         monitor.check()
 
     def aborted(self) -> None:
-        """Let no hook wait in vain: the groups have been aborted. Called on any thread."""
+        """Wake up hooks that wait: the groups have been aborted. Called on any thread."""
 
 
 View = TypeVar("View", bound="Attached")
@@ -307,11 +307,11 @@ class Attached:
     def state_dict(self) -> dict[str, Any]:
         """Return the state of the rules: tensors by parameter name, and counters. Local.
 
-        Each rank saves its own. The tensors are copies, which `torch.load(weights_only=True)` accepts. Waits for
-        flights in the air, and saves what they bring; flights of free-running rules are left out.
+        Each rank saves its own state. The tensors are copies, which `torch.load(weights_only=True)` accepts. Waits for
+        flights in the air and saves their results; flights of free-running rules are left out.
 
         Raises:
-            PeerError: a rank is at fault; on a GPU, half a sum may have reached the state.
+            PeerError: a rank is at fault; on a GPU, an unfinished sum may have reached the state.
         """
         self._life.check()
         return sealed(self._life.state_dict(), self._life.runtime)
@@ -319,27 +319,27 @@ class Attached:
     def load_state_dict(self, state: dict[str, Any], strict: bool = True) -> None:
         """Continue from the point where `state_dict` was called. Local, but every rank calls it, between two steps.
 
-        The order of a resume is: attach, load the model, load the optimizer, and then this. The buckets may differ; if
-        `bk.tune.autotune` had ended, all ranks make the buckets that it found best. With another number of ranks,
-        elementwise tensors are kept, averaged or zeroed as their stage declares, and the rest is made anew, which is
-        logged ("baguakit"). In the hooks of DDP and FSDP2 the tensors are read when the buckets next come: do not
-        change them until the next backward has ended.
+        The order of a resume is: attach, load the model, load the optimizer, and then call this. The buckets may
+        differ; if `bk.tune.autotune` had ended, all ranks make the buckets that it found best. With another number of
+        ranks, elementwise tensors are kept, averaged or zeroed as their stage declares; other state is made anew, and
+        this is logged ("baguakit"). The hooks of DDP and FSDP2 read the tensors when the buckets next come: do not
+        change the tensors until the next backward has ended.
 
         Args:
             state: from `state_dict`, perhaps of an earlier version, or of the model in or out of `torch.compile`, DDP,
                 FSDP or activation checkpointing.
-            strict: False: load it all the same where it can be, and log what would be raised ("baguakit").
+            strict: False: log the errors of tensors, parameters and ranks ("baguakit"), and load the rest of the state.
 
         Raises:
-            TypeError: it is no such state.
-            ValueError: it is of other rules; or `strict`, and a tensor is damaged or not finite, a parameter is missing
-                of which a rule remembers something, or it is of another rank or was not saved together with those that
-                other ranks load.
+            TypeError: `state` is not such a state.
+            ValueError: the state belongs to other rules; or, if `strict`: a tensor is damaged or not finite, a
+                parameter that a rule has state for is missing, the state belongs to another rank, or it was not saved
+                together with the states that other ranks load.
         """
         self._life.load_state_dict(opened(state, self._life.runtime, self._life.runners, strict))
 
     def detach(self) -> None:
-        """Remove every hook, wait for what is in the air (weights under way are dropped), and close groups and threads.
+        """Remove every hook, wait for flights in the air (their results are dropped), and close groups and threads.
 
         Free-running rules answer the other ranks until all have detached. Idempotent.
         """

@@ -1,12 +1,12 @@
-"""The loss of compression, measured in flights.
+"""The relative error of compression, measured in flights.
 
     ε = √( Σ ‖x − Q(x)‖² / Σ ‖x‖² )
 
 over all x that this rank compressed in the latest flight of each bucket: gradients, differences of weights, or others.
-A stage that compresses without a compressor (`LowRankMean`) declares its loss.
+A stage that compresses without a compressor (`LowRankMean`) declares its error.
 
-The measured stage has a compressor that keeps the norms of its inputs and errors: the bytes on the wire and the results
-stay the same. The norms are tensors, and nothing waits for them until they are read.
+The measured stage has a compressor that records the norms of its inputs and errors. The bytes on the wire and the
+results stay the same. The norms are tensors, and nothing waits for them until they are read.
 """
 
 import copy
@@ -25,18 +25,18 @@ Tally = list[tuple[Tensor, Tensor]]  # the norms of the tensors compressed in a 
 
 @dataclass(eq=False)
 class Losses:
-    """The losses of a rule's compression: of the flights in the air, and of the latest that have landed."""
+    """The errors of a rule's compression: in the flights in the air, and in the latest landed flight of each bucket."""
 
     air: dict[tuple[int, int], Tally] = field(default_factory=dict)  # by bucket and round
     done: dict[int, Tally] = field(default_factory=dict)  # by bucket
 
     def measured(self, flight: tuple[int, int], stage: Stage) -> Stage:
-        """Return a stage that does the same as `stage` for one flight, by bucket and round, and measures its loss."""
+        """Return a stage that does the same as `stage` and measures the error of `flight` (bucket, round)."""
         tally = self.air[flight] = []
         return measured(stage, tally)
 
     def landed(self, flight: tuple[int, int]) -> None:
-        """Let the losses of a flight be the latest of its bucket."""
+        """Make the errors of a flight the latest of its bucket."""
         if flight in self.air:
             self.done[flight[0]] = self.air.pop(flight)
 
@@ -54,7 +54,7 @@ def norm(x: Tensor) -> Tensor:
 
 
 def measured(stage: Stage, tally: Tally) -> Stage:
-    """Return a copy of `stage` that does the same and adds its losses to `tally`."""
+    """Return a copy of `stage` that does the same and adds the norms of inputs and errors to `tally`."""
     held = {f.name: getattr(stage, f.name) for f in fields(stage)}
     changed: dict[str, Any] = {k: _measured(each, tally) for k, each in held.items() if isinstance(each, Compressor)}
     if stage.lossy and not changed:
@@ -80,7 +80,7 @@ def _measured(compressor: Compressor, tally: Tally) -> Compressor:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class MeasuredStage(Stage):
-    """A lossy stage without a compressor, which measures its loss."""
+    """A lossy stage without a compressor, which measures its error."""
 
     inner: Any
     tally: Tally

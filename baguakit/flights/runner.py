@@ -1,8 +1,8 @@
 """The runner of one rule: it launches the flights of its buckets, and waits for them.
 
-Padding is zero at every launch, in the bucket, where loading does it, and in every elementwise tensor of its state.
-A coarse compressor turns zeros in a block with other values into something else. In residuals and replicas that would
-stay, change the scales of the next flight, and be missing from a checkpoint.
+At every launch, padding is zero in the bucket (loading zeroes it) and in every elementwise tensor of its state. A
+coarse compressor may turn zeros in a block into other values. These values would stay in residuals and replicas, change
+the scales of the next flight, and be missing from a checkpoint.
 """
 
 import time
@@ -50,7 +50,7 @@ class BucketFlight(Collective):
 
 @dataclass(eq=False)
 class Ledger:
-    """The flights of one bucket, for reports: how many there were, the latest, their formats, and the bytes sent."""
+    """Statistics of the flights of one bucket, for reports: their number, formats and bytes, and the latest flights."""
 
     name: str = ""  # of each flight, such as "CompressedMean, bucket 3"
     launches: int = 0
@@ -59,7 +59,7 @@ class Ledger:
     kinds: Kinds = field(default_factory=list)
 
     def landed(self, formats: Iterable[SentFormat]) -> None:
-        """Count a flight with the flights that sent the same formats, and let its kind be the first."""
+        """Count a flight with the flights that sent the same formats, and move this kind to the front."""
         kind, known = tuple(formats), [*map(itemgetter(0), self.kinds)]
         flights = self.kinds.pop(known.index(kind))[1] if kind in known else 0
         self.kinds.insert(0, (kind, flights + 1))
@@ -67,9 +67,9 @@ class Ledger:
 
 
 class Journal:
-    """Copies of the state of each bucket, made on the lane before each flight, until the step in which it lands ends.
+    """Copies of each bucket's state. The lane makes one before each flight; it is kept until the landing step ends.
 
-    A step that is lost is lost whole: what its flights have changed goes back to these copies.
+    If a step is lost, all of its changes are lost: the state goes back to these copies.
     """
 
     def __init__(self, buckets: int) -> None:
@@ -81,18 +81,18 @@ class Journal:
         self._before[i].append(tree_map_only(Tensor, Tensor.clone, state))
 
     def landed(self, i: int) -> None:
-        """Count a flight of bucket `i` that has landed."""
+        """Count a landed flight of bucket `i`."""
         self._landed[i] += 1
 
     def step_ended(self) -> None:
-        """Keep what the flights have brought that have landed."""
+        """Commit the changes of landed flights: drop the copies made before them."""
         for i, before in enumerate(self._before):
             for _ in range(min(self._landed[i], len(before))):
                 before.popleft()
             self._landed[i] = 0
 
     def state(self, i: int, now: State) -> State:
-        """Return the state of bucket `i` before the flights that are lost; `now` is what it is after them."""
+        """Return the state of bucket `i` before the lost flights. `now` is its state after them."""
         return self._before[i][0] if self._before[i] else now
 
 
@@ -140,7 +140,7 @@ class RuleRunner:
         return self.index << 16 | bucket
 
     def stage(self, i: int) -> Stage:
-        """Return the stage for bucket `i` in this round, which measures its losses if they are asked for."""
+        """Return the stage for bucket `i` in this round. It measures its error if `losses` is set."""
         if i == 0 or self.current_stage is None:
             self.current_stage = as_chosen(self.rule.stage) if self.chosen else self.rule.stage
         return self.current_stage if self.losses is None else self.losses.measured((i, self.round), self.current_stage)
@@ -153,9 +153,9 @@ class RuleRunner:
         before: Tensor | None = None,
         beside: list[Pair] | None = None,
     ) -> BucketFlight:
-        """Put bucket `i` on the lane; `work` is done with it, in phases or not, by default by the stage.
+        """Put bucket `i` on the lane. `work`, with or without phases, is done with it; by default the stage is called.
 
-        To `beside`, if given, is added what `work` copies before all else.
+        Copies that zero padding are added to `beside`, if given: `work` must do them first.
         """
         state, bucket, channel, ledger = self.states[i], self.buckets[i], self.channel, self.ledgers[i]
         formats: list[SentFormat] = []
@@ -220,12 +220,12 @@ class RuleRunner:
                 self.losses.landed((i, flight.round))
 
     def compression_error(self) -> float:
-        """Return ε of `Losses`, which are measured from the first call on."""
+        """Return ε of `Losses`. The first call begins to measure."""
         self.losses = self.losses or Losses()
         return self.losses.error()
 
     def remembers(self) -> bool:
-        """Return whether its flights depend on the flights before them, as the states tell."""
+        """Return whether the rule's flights depend on earlier flights, judged by its states."""
         stage = self.rule.stage
         return stage.remembers() or any(True for state in self.states for _ in remembered(stage, state))
 
@@ -251,7 +251,7 @@ def outline(stage: Stage) -> str:
 def clear_padding_(stage: Stage, state: State, bucket: Bucket, comm: Comm, beside: bool = False) -> list[Pair]:
     """Zero the padding of every elementwise tensor in the state of a bucket, on the lane.
 
-    With `beside`, return pairs that do so for tensors of the dtype of the bucket: it is loaded in the same launch.
+    With `beside`, tensors of the bucket's dtype are returned as copy pairs, for the launch that loads the bucket.
     """
     length, zeros = bucket.flat.numel(), bucket.zeros if beside else None
     pairs, others = list[Pair](), list[Tensor]()
@@ -289,10 +289,10 @@ def buckets_of(params_of_buckets: Sequence[Sequence[Tensor]], rule: Rule, comm: 
 
 
 def padded_multiple(multiple: int, params: Sequence[Tensor]) -> int:
-    """Return `multiple`, doubled up to 128 times while that is less than a hundredth of the bucket; or 1 if it is 1.
+    """Return `multiple` times 1, 2, 4, … or 128, less than a hundredth of the bucket if not times 1; 1 stays 1.
 
-    Shards of the bucket are then whole blocks of a compressor. If it grows with the number of ranks, and is more than
-    `PADDED` and than an eighth of the bucket, it is halved, or 64: small buckets of many ranks stay small.
+    Shards of the bucket are then whole blocks of a compressor. A multiple may grow with the number of ranks. While it
+    exceeds both `PADDED` and an eighth of the bucket, it is halved (if odd, set to 64), so small buckets stay small.
     """
     values, times = sum(local(p).numel() for p in params), 1
     most = max(PADDED, values // 8)

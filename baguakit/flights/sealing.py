@@ -1,8 +1,8 @@
-"""The seal of a saved state, by which loading finds out whose it is and whether it is whole.
+"""The seal of a saved state: loading uses it to find out which rank saved the state and whether it is undamaged.
 
-    state["saved"]    "rank", in the group; "world", the rank in the world and the size of that; "run", the same on all
-                      ranks of an attachment; "frozen", the names of the parameters that no rule knew; "sums", the place
-                      and the checksum of every tensor
+    state["saved"]    "rank": in the group; "world": the rank in the world and the size of the world; "run": an id that
+                      all ranks of an attachment share; "frozen": the names of parameters that no rule knew; "sums": the
+                      place and the checksum of every tensor
 
 The number of ranks and the rules are in the state itself. Earlier versions saved no seal.
 """
@@ -36,7 +36,7 @@ def sealed(state: dict[str, Any], runtime: Runtime[Any]) -> dict[str, Any]:
     saved = {
         "rank": runtime.comm.rank,
         "world": _world(runtime.comm),
-        # Where ranks come and go, they may save one step in two rounds.
+        # If ranks of the group may change, they may save the same step in different rounds.
         "run": "" if runtime.comm.membership.changes else runtime.monitor.run,
         "frozen": list(runtime.setup.frozen),
         "sums": [[place, checksum(x)] for place, _, x in tensors_in(state)],
@@ -47,8 +47,8 @@ def sealed(state: dict[str, Any], runtime: Runtime[Any]) -> dict[str, Any]:
 def opened(state: Any, runtime: Runtime[Any], runners: Sequence[RuleRunner], strict: bool) -> dict[str, Any]:
     """Return a state with the names that parameters have here. Waits for no rank.
 
-    Raise a TypeError if it is no state, and a ValueError if it is of other rules; or damaged, of another rank or run,
-    or without a parameter, which without `strict` is logged.
+    Raise a TypeError if it is no state, and a ValueError if it belongs to other rules. With `strict`, also raise a
+    ValueError if it is damaged, of another rank or run, or lacks a parameter; without, log such faults of this rank.
     """
     check_state(state)
     truth("strict", strict)
@@ -104,22 +104,22 @@ def _dict(name: str, value: Any, *keys: str) -> Mapping[str, Any]:
 
 
 def _dicts_of(rule: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the dicts of tensors in the state of a rule, each with its place there, as an expression."""
+    """Yield (place, dict) for each dict of tensors in the state of a rule. The place is part of an expression."""
     yield '"own"', rule["own"]
     yield from ((f'"parameters"]["{name}"', held) for name, held in rule["parameters"].items())
 
 
 def tensors_in(state: Mapping[str, Any]) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield for every tensor of a state its place, as an expression, the last key of that, and itself."""
+    """Yield (place, key, tensor) for every tensor of a state. The place is an expression, `key` its last key."""
     for i, rule in state["rules"].items():
         for at, held in _dicts_of(rule):
             yield from ((f'state["rules"]["{i}"][{at}]["{path}"]', path, x) for path, x in held.items())
 
 
 def differs_between_ranks(rules: Sequence[Rule], state: Mapping[str, Any]) -> bool:
-    """Return whether a state holds tensors that ranks may have of their own.
+    """Return whether a state holds tensors that may differ between ranks.
 
-    Gradients in the air that all ranks will land alike are none.
+    Gradients in the air do not differ if they land equally on all ranks.
     """
     for i, rule in enumerate(rules):
         saved = state["rules"][str(i)]
@@ -165,7 +165,7 @@ def _world(comm: Comm) -> list[int]:
 
 
 def _missing(state: Mapping[str, Any], runtime: Runtime[Any], runners: Sequence[RuleRunner]) -> Iterator[str]:
-    """Yield a sentence for each parameter of which a rule remembers something here, and its saved state nothing."""
+    """Yield a sentence for each parameter that a rule has state for here, but not in the saved state."""
     names, frozen = runtime.setup.names, {*state.get("saved", {}).get("frozen", ())}
     anywhere = {name for rule in state["rules"].values() for name in rule["parameters"]}
     for i, runner in enumerate(runners):
@@ -183,7 +183,7 @@ def _missing(state: Mapping[str, Any], runtime: Runtime[Any], runners: Sequence[
 
 
 def _renamed(state: Mapping[str, Any], here: Sequence[str]) -> dict[str, Any]:
-    """Return a state with the names that parameters have here, whatever wrapped them when it was saved."""
+    """Return a state with the names that parameters have here, without prefixes of wrappers at saving."""
     rules = {i: dict(rule) for i, rule in state["rules"].items()}
     known, all_names = set(here), {name for rule in rules.values() for name in rule["parameters"]}
     plain = {name: name if name in known else short for name, short in plain_names(all_names).items()}

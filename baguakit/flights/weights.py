@@ -4,23 +4,23 @@ No rank waits for a free-running rule:
 
     x ← x + (mean of the x that were launched − x that this rank launched).
 
-Ranks are at different steps, so they agree on each flight first: they join on the host, and each checks at the end of
-its steps what has been agreed on. So nothing reads device memory, and a GPU spins for a few steps of the slowest rank
-at most. Each rank contributes its weight, 1 while it trains; a rank that has finished continues to answer, with weight
-0, until the sum is 0.
+Ranks are at different steps, so they first agree on each flight. They agree on the host, and each rank reads the result
+at the end of its steps. So nothing reads device memory, and a GPU spins for a few steps of the slowest rank at most.
+Each rank contributes its weight: 1 while it trains. A rank that has finished continues to answer with weight 0, until
+the sum is 0.
 
-A program may have collectives of its own in each step, as SyncBatchNorm has. Its ranks must launch the flight in the
-same step: with NCCL, kernels that are launched in different orders wait for each other for ever. So an agreement is
-three all-reduces of a few numbers, one after another on a thread:
+A program may also call collectives in each step, for example in SyncBatchNorm. Its ranks must launch the flight in the
+same step: NCCL kernels that are launched in different orders wait for each other for ever. So an agreement is three
+all-reduces of a few numbers, one after another on a thread:
 
     Σ weights                         when all ranks have joined
     max c       c: the rank's step then
     max d, min d      d: its step when it knows max c
 
-Every c was read before any d, so that such a program has max c ≤ min d + 1, however late messages are: its ranks are
-never more than a step apart. Where max c ≤ min d + `AHEAD`, all launch in the step max d + 1; elsewhere there are
-stragglers, without such collectives, and each launches at once. In the step d + 1 a rank waits until it knows: for 16
-bytes from the network, and not for steps of others.
+In such a program ranks are never more than a step apart. Every c was read before any d, so max c ≤ min d + 1, however
+late messages are. If max c ≤ min d + `AHEAD`, all ranks launch in the step max d + 1. Otherwise there are stragglers,
+hence no such collectives, and each rank launches at once. In the step d + 1 a rank waits for the result: for 16 bytes
+from the network, not for steps of other ranks.
 """
 
 import threading
@@ -45,7 +45,7 @@ class WeightRunner(RuleRunner):
     _asked: tuple[int, bool] = (-1, False)
 
     def exchanges(self, step: int) -> bool:
-        """Return whether the rule exchanges in this step; an object that decides is asked once a step."""
+        """Return whether the rule exchanges in this step. An object that decides this is called once per step."""
         if not self.rule.decides:
             return self.rule.exchanges(step)
         if self._asked[0] != step:
@@ -54,14 +54,14 @@ class WeightRunner(RuleRunner):
         return self._asked[1]
 
     def is_due(self, step: int) -> bool:
-        """Return whether what is in the air lands at the end of this step, after a delay."""
+        """Return whether flights in the air land at the end of this step, after a delay."""
         launch = step - self.rule.delay
         return bool(self.air) and (self.rule.exchanges(launch) if self.launched is None else self.launched == launch)
 
     def launch_all(self, step: int | None, keep: bool, factor: float = 1.0) -> None:
-        """Launch every bucket with the weights as they are, times `factor`.
+        """Launch every bucket with the present weights, times `factor`.
 
-        With `keep` a copy is kept, and at landing only what the flight has changed is added.
+        With `keep`, a copy of the launched weights is kept, and at landing only the flight's change is added.
         """
         self.launched = step
         for i, bucket in enumerate(self.buckets):
@@ -115,7 +115,7 @@ class Agreed(NamedTuple):
 
 
 class FreeRunner:
-    """A free-running rule on one rank: at rest, agreeing on a flight, about to launch it, or in the air.
+    """A free-running rule on one rank. It rests, agrees on a flight, waits for its launch, or has a flight in the air.
 
     `host` is a channel whose lane and group move CPU tensors and are used for nothing else.
     """
@@ -138,7 +138,7 @@ class FreeRunner:
 
     @torch.no_grad()
     def advance(self, step: float, weight: int) -> None:
-        """Land what has arrived, launch what is agreed on, and join the agreement on the next flight."""
+        """Land arrived flights, launch an agreed flight, and join the agreement on the next flight."""
         self.monitor.check()
         with self.lock:
             self.step, due = step, step >= self.limit
@@ -181,7 +181,7 @@ class FreeRunner:
         return Agreed(training, most + 1 if latest <= AHEAD - least else -inf)
 
     def finish(self) -> None:
-        """Answer the other ranks until none trains any more: this one has stopped."""
+        """Answer the other ranks until no rank trains any more. This rank has stopped."""
         while not self.over:
             self.advance(inf, 0)
             if not self.over:
