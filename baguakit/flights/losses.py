@@ -72,7 +72,7 @@ def _measured(compressor: Compressor, tally: Tally) -> Compressor:
         return packed
 
     other = copy.copy(compressor)
-    # In `reduce` the second compression is no loss of this rank's values.
+    # `reduce` compresses again, but that is not an error of this rank's values.
     kept = {"_unchecked_compress": compress, "_unchecked_reduce": compressor._unchecked_reduce}
     vars(other).update(compress=compress, **kept)
     return other

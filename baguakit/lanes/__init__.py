@@ -1,6 +1,6 @@
-"""Lanes: a CUDA stream or, on CPU, a thread, on which work overlaps with training.
+"""Lanes: a lane is a CUDA stream or, on CPU, a thread, on which work overlaps with training.
 
-A lane runs its work in the order of the launches. A `Flight` is one piece of work under way.
+A lane runs its work in the order of the launches. A `Flight` is one piece of launched work.
 """
 
 import weakref
@@ -42,7 +42,7 @@ _lanes: "weakref.WeakKeyDictionary[Any, dict[torch.device, Lane]]" = weakref.Wea
 
 
 def lane_of(group: Any, device: torch.device) -> Lane:
-    """Return the lane of work that is launched by hand in `group`: one for each device, so that its order is kept."""
+    """Return the lane for work that the user launches in `group`: one per device, to keep the order of launches."""
     lanes = _lanes.setdefault(group, {})
     if device not in lanes:
         made = lanes[device] = lane(device)

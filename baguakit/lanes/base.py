@@ -1,26 +1,25 @@
-"""The interface of lanes of both kinds.
+"""The interface of CPU and CUDA lanes.
 
-A flight in phases, such as a mean within nodes, between them and within them again, flies on two lanes by turns, which
-move data over different links. Of flights k = 1, 2, … with the phases a, b and c, the lanes do
+A flight may have phases, such as a mean within nodes, between nodes, and within nodes again. Its phases alternate
+between two lanes, which move data over different links. With the phases a, b and c of flights k = 1, 2, …, the lanes do
 
     this lane         a₁    a₂ c₁    a₃ c₂    …
     the one beside       b₁       b₂       …
 
-So b of one flight overlaps a of the next and c of the one before. The last phase of a flight is due when the next work
-comes to its lane, `flush` is called, or someone waits for its result: the host decides that, in the same order on all
-ranks, and no clock.
+So b of one flight overlaps a of the next flight and c of the previous one. The last phase of a flight becomes due when
+more work is launched on its lane, when `flush` is called, or when its result is awaited. These are calls of the host,
+in the same order on all ranks; no clock is involved.
 
-There is no deadlock. Each process group is used on one lane only, if first and last phases send through other groups
-than those between them. In the order a₁ b₁ a₂ c₁ b₂ a₃ c₂ … every rank puts its work on the lanes, and all that work
-waits for comes earlier in it. So the first of all work that has not ended has begun on all ranks, or can, and ends.
-Other work begins when both lanes have done all that came before it.
+There is no deadlock, if the first and last phases use other process groups than the phases between them, so that each
+group is used on one lane only. Every rank puts its work on the lanes in the order a₁ b₁ a₂ c₁ b₂ a₃ c₂ …, and work
+waits only for work that is earlier in this order. So the earliest unfinished work has begun, or can begin, on all
+ranks, and it ends. Work without phases begins when both lanes have done all earlier work.
 
-A moment is seconds of `time.perf_counter`, or on CUDA an event in a stream, which is waited for only when its time is
-read.
+A moment is seconds of `time.perf_counter` or, on CUDA, an event in a stream. Only reading the event's time waits.
 
-A lane keeps the memory of a flight's temporary tensors for the next flight. An allocator of CPU memory returns large
-blocks to the system, and taking them again costs a page fault for every 4 KiB: filling 16 MiB for the first time took
-3.6 ms, and again 0.7 ms (one thread of a virtual machine). CUDA's allocator keeps its blocks.
+A CPU lane keeps the memory of a flight's temporary tensors for the next flight. CPU allocators return large blocks to
+the system, and allocating them again costs a page fault for every 4 KiB: filling 16 MiB took 3.6 ms the first time and
+0.7 ms again (one thread of a virtual machine). CUDA's allocator keeps its blocks.
 """
 
 import contextlib
@@ -44,12 +43,12 @@ def moment(device: torch.device) -> Moment:
 
 
 def passed(when: Moment) -> bool:
-    """Return True if a moment has passed, so that `between` does not wait for it."""
+    """Return True if a moment has passed, so that `between` need not wait for it."""
     return isinstance(when, float) or bool(when.query())
 
 
 def between(a: Moment, b: Moment) -> float:
-    """Return the seconds from one moment to another of the same device. Waits until both have passed."""
+    """Return the seconds from moment `a` to moment `b` of the same device. Waits until both have passed."""
     if isinstance(a, float):
         return float(b - a)
     for event in (a, b):
@@ -58,9 +57,10 @@ def between(a: Moment, b: Moment) -> float:
 
 
 def reader(device: torch.device) -> Callable[[Moment], float]:
-    """Return a function from moments of a device to seconds of `time.perf_counter`; synchronises on CUDA.
+    """Return a function from moments of a device to seconds of `time.perf_counter`. Synchronises on CUDA.
 
-    An event is read by its distance to one made now: CUDA gives distances in fp32 milliseconds, 8 µs apart at 100 s.
+    The time of an event is its distance to an event made now. CUDA returns distances in fp32 milliseconds, so the
+    resolution at a distance of 100 s is 8 µs.
     """
     if device.type != "cuda":
         return float
@@ -76,7 +76,7 @@ Phases = Generator[Any, None, Any]
 
 
 class Flight:
-    """Work on a lane: `done()` queries it, `result()` waits for it. This one is a placeholder, which never ends."""
+    """Work on a lane: `done()` queries it, `result()` waits for it. This base class is a placeholder and never ends."""
 
     on_device = False  # `result()` lets a stream wait, and not the host: the work may still be under way then
     launched: Moment = None
@@ -87,18 +87,18 @@ class Flight:
 
     @property
     def held(self) -> bool:
-        """Return True if only the last phase is left, and not due yet."""
+        """Return True if only the last phase is left, and it is not due yet."""
         return False
 
     def flush(self) -> None:
-        """Let the last phase be due."""
+        """Make the last phase due."""
 
     def done(self) -> bool:
         """Return True if the work has ended. Never waits."""
         return False
 
     def result(self) -> Any:
-        """Return what the work returned, or raise what it raised. On CUDA the stream waits, and the host does not."""
+        """Return the result of the work, or raise its error. On CUDA the current stream waits, not the host."""
         raise NotImplementedError
 
     def fail(self, error: BaseException) -> None:
@@ -106,11 +106,11 @@ class Flight:
         self._error = error
 
     def over(self) -> bool:
-        """Return True if all moments so far have passed, so that reading them waits for nothing."""
+        """Return True if all recorded moments have passed, so that reading them does not wait."""
         return self.done()
 
     def seconds(self) -> tuple[float, float]:
-        """Return the seconds of work on the lanes, and those for which training waited. Waits unless it is over."""
+        """Return the seconds of work on the lanes, and the seconds that training waited. Waits unless `over()`."""
         return sum(between(*phase) for phase in self.phases), sum(max(0.0, between(*wait)) for wait in self.waits)
 
 
@@ -118,24 +118,24 @@ class Lane:
     """A queue of work that runs in order, beside the training loop."""
 
     def run(self, work: Callable[[], Any], name: str = "") -> Flight:
-        """Put `work` on the lane, all phases if it has some; `name` is for profilers."""
+        """Put `work` on the lane. If it has phases, all of them run on this lane. `name` is for profilers."""
         raise NotImplementedError
 
     def fly(self, work: Callable[[], Phases], name: str = "") -> Flight:
-        """Put work in phases on this lane and the one beside it, by turns: see this module."""
+        """Put the phases of `work` on this lane and the lane beside it, alternately. See the module docstring."""
         raise NotImplementedError
 
     def flush(self) -> None:
-        """Let the last phase of the latest flight be due."""
+        """Make the last phase of the latest flight due."""
 
     def follow(self, streams: Iterable[Any]) -> None:
-        """Let work launched from now on wait for these streams, besides the current one."""
+        """Make work that is launched from now on wait for these streams, besides the current stream."""
 
     def uses(self, value: Any) -> None:
-        """Keep the memory of the tensors in `value`, made elsewhere, until work launched now has used it."""
+        """Keep the memory of the tensors in `value`, which were made elsewhere, until work that uses them has ended."""
 
     def rest(self, seconds: float) -> None:
-        """Wait until the work under way has ended on the host, but no longer than `seconds`."""
+        """Wait until the launched work has ended on the host, but no longer than `seconds`."""
 
     def here(self) -> bool:
         """Return True on the lane's own thread, if it has one."""
@@ -146,7 +146,7 @@ class Lane:
         return True
 
     def close(self, wait: bool = True) -> None:
-        """Take no more work, and wait for the work under way; without `wait`, which may be stuck, return at once."""
+        """Accept no more work, and wait for the launched work. Without `wait`, return at once: work may be stuck."""
 
 
 NO_RANGE: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -155,9 +155,9 @@ NO_RANGE: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 def in_profile(what: str, name: str) -> contextlib.AbstractContextManager[Any]:
     """Return a range for the active profiler: of a launch, of work on the lane, or of the wait for it.
 
-    It is empty without a profiler or a name: a range costs microseconds. On CPU the work is on another thread, which
-    `torch.profiler` records if it profiles all threads. A range is opened and closed on one thread: a flight may
-    outlive a profiler, and with it the memory to which the range would write.
+    Without a profiler or a name there is no range, since a range costs microseconds. On CPU the work is on another
+    thread: `torch.profiler` records it if it profiles all threads. A range begins and ends in one call on one thread. A
+    flight may outlive the profiler, and a longer range would then write to freed memory.
     """
     if not (name and profiler._is_profiler_enabled):
         return NO_RANGE
@@ -178,7 +178,7 @@ _memory = _Memory()
 
 @contextlib.contextmanager
 def temporaries() -> Iterator[New]:
-    """Yield a function that makes tensors for use within this block only: `torch.sub(x, y, out=new(x))`."""
+    """Yield a function that makes tensors for use in the body only: `torch.sub(x, y, out=new(x))`."""
     taken = _memory.taken
     try:
         yield _new

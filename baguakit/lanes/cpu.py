@@ -23,7 +23,7 @@ TIME_TO_END = 2.0  # seconds that threads have to end before the interpreter doe
 
 
 class CpuLane(Lane):
-    """One thread, started with the first work. It is a daemon: a stuck peer must not keep the process alive."""
+    """A lane of one thread, started with the first work. It is a daemon, so a stuck one does not block process exit."""
 
     def __init__(self, name: str = "baguakit lane") -> None:
         self._name = name
@@ -72,10 +72,10 @@ _threads: "weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue[Any]]" 
 
 @atexit.register
 def end_threads() -> None:
-    """End the threads of all lanes: one that returns from torch after the interpreter has ended aborts the process.
+    """End the threads of all lanes. A thread that returns from torch after the interpreter ended aborts the process.
 
-    One that still waits in torch, for a peer that does not answer, pauses where C++ would abort the process: Python
-    before 3.14 ends it when it returns, which C++ treats as an error.
+    A thread may still wait in torch for a peer that does not answer. Python before 3.14 ends it when it returns, which
+    C++ treats as an error and would abort the process. Such a thread pauses instead.
     """
     until, threads = time.monotonic() + TIME_TO_END, list(_threads.items())
     for _, work in threads:
@@ -113,10 +113,10 @@ def _fly_all(work: "queue.SimpleQueue[CpuFlight | None]") -> None:
 
 
 class CpuFlight(Flight):
-    """Work of a thread, which calls `fly` and `finish`. With a `lane`, that flies there and on the one beside by turns.
+    """Work of a thread, which calls `fly` and `finish`.
 
     Attributes:
-        lane: of work in phases; None: all of it is done at once.
+        lane: for work in phases: they alternate between this lane and the lane beside it. None: no phases.
     """
 
     def __init__(self, work: Callable[[], Any], name: str, lane: CpuLane | None = None) -> None:
@@ -134,7 +134,7 @@ class CpuFlight(Flight):
             self._rest: Phases | None = None
 
     def fly(self) -> None:
-        """Do the work, or its first phase, and put the second on the lane beside."""
+        """Do the work; or do its first phase, and put the second phase on the lane beside this one."""
         if self._over or self._work is None:
             return
         if self.lane is not None:
@@ -152,7 +152,7 @@ class CpuFlight(Flight):
             self._finish(began, error=error)
 
     def finish(self) -> None:
-        """Do the phases that are left, each when the one before it has ended on the other lane."""
+        """Do the remaining phases, each when the previous phase has ended on the other lane."""
         while not self._over:
             assert isinstance(self._between, CpuFlight)
             self._between.wait()
@@ -160,7 +160,7 @@ class CpuFlight(Flight):
         self._rest = None
 
     def _step_on(self) -> None:
-        """Do the next phase here, and put the one after it on the lane beside."""
+        """Do the next phase here, and put the phase after it on the lane beside this one."""
         self._step()
         if not self._over and self.lane is not None and self.lane.beside is not None:
             self._between = self.lane.beside.run(self._step)
@@ -219,7 +219,7 @@ class CpuFlight(Flight):
 
 
 def whole(phases: Phases) -> Any:
-    """Return what work in phases returns, after doing all of them here."""
+    """Do all phases of work here, and return its result."""
     while True:
         try:
             next(phases)

@@ -1,4 +1,4 @@
-"""A CUDA stream as a lane: the host launches the work at once, without a thread."""
+"""A CUDA stream as a lane. The host launches the work at once, without a thread."""
 
 import contextvars
 from collections.abc import Callable, Iterable
@@ -10,18 +10,18 @@ from torch import Tensor
 
 from .base import Flight, Lane, Phases, in_profile, moment
 
-# Of the stream of every lane, 0 or −1, which is higher. FSDP2 gives its own −1, so that they need not queue behind
-# backward. On an H200 whose ranks shared it, steps took as long with either: see bench/README.md.
+# The priority of the streams of lanes: 0, or −1, which is higher. FSDP2's streams have −1, so that they do not queue
+# behind backward. When ranks shared one H200, steps took equally long with both: see bench/README.md.
 PRIORITY = 0
 
 
 def current_stream(device: torch.device) -> Any:
-    """Return the current stream of `device`; None where there are no streams."""
+    """Return the current stream of `device`; None if it has no streams."""
     return torch.cuda.current_stream(device) if device.type == "cuda" else None
 
 
 class CudaLane(Lane):
-    """A lane with a stream of its own. Work waits for all that the current stream was given before the launch."""
+    """A lane with a separate stream. Work waits for everything on the current stream before the launch."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -91,7 +91,7 @@ class CudaFlight(Flight):
         self._read: Any = None  # what the next phase reads
 
     def step(self, stream: Any) -> None:
-        """Give the next phase to a stream, if there is one: all work, if it has no phases."""
+        """Enqueue the next phase, if any, on a stream. Work without phases is one phase."""
         if self.given:
             return
         stream.wait_event(self._ended)
@@ -145,8 +145,8 @@ class CudaFlight(Flight):
             if not self.waits:
                 self.waits.append((moment(self._device), self._ended))
             stream.wait_event(self._ended)
-        # The result was allocated on the lane's stream; without this its memory could be handed out again
-        # to the lane while the current stream still reads it.
+        # The result was allocated on the lane's stream. Without this call, the allocator could give its memory to new
+        # work of the lane while the current stream still reads it.
         for tensor in tensors_in(self.value):
             tensor.record_stream(stream)
         return self.value

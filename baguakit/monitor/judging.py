@@ -1,6 +1,6 @@
-"""The rank at fault when a flight does not arrive: a sentence, from the records of all ranks.
+"""Find the rank at fault when a flight does not arrive, from the records of all ranks, and name it in a sentence.
 
-Two ranks have diverged if the digests of their launches differ after equally many, even if all messages arrived.
+Two ranks have diverged if the digests of their first k launches differ for some k, even if all messages arrived.
 """
 
 import time
@@ -11,7 +11,7 @@ from .records import GAVE_UP, LEFT, RAISED, Air, LaunchCount, Record, Waiting
 
 
 def store_gone(rank: int, error: Exception) -> str:
-    """Return the sentence about a store to which the connection has broken."""
+    """Return the sentence that reports a lost connection to the store."""
     return (
         f"rank {rank} cannot reach the store any more: the process that holds it, rank 0 or torchrun, is gone "
         f"({first_line(error)})"
@@ -24,7 +24,7 @@ def first_line(error: BaseException) -> str:
 
 
 def store_silent(rank: int, silent: float, what: str, timeout: float) -> str:
-    """Return the sentence about a store that does not answer."""
+    """Return the sentence that reports a store that does not answer."""
     return (
         f"rank {rank} has had no answer from the store, which rank 0 or torchrun holds, for {silent:.1f} s, and "
         f"{what} has not arrived within the timeout of {timeout:g} s: "
@@ -34,11 +34,11 @@ def store_silent(rank: int, silent: float, what: str, timeout: float) -> str:
 
 @dataclass(eq=False)
 class Judge:
-    """Names the rank at fault, for all ranks that wait.
+    """Finds the rank at fault, for all ranks that wait.
 
-    Its clock, for the silence of others, moves with each look, and by a limited time. A rank that looks seldom, since
-    the store is slow or since it was stopped itself, has not heard others seldom: they may have written many heartbeats
-    meanwhile, or been held up by the same store.
+    The silence of other ranks is measured by a special clock. It advances only when this rank looks at the records, and
+    by a limited time per look. If this rank looks rarely, because the store is slow or because it was stopped itself,
+    the others are not to blame: they may have written heartbeats meanwhile, or the same store may have delayed them.
     """
 
     rank: int  # this one
@@ -50,7 +50,7 @@ class Judge:
     _looked: float = field(default_factory=lambda: time.monotonic())
 
     def look(self) -> float:
-        """Return the time, after a look."""
+        """Advance the clock, for one look at the records, and return its time."""
         before, self._looked = self._looked, time.monotonic()
         self.now += min(self.most, self._looked - before)
         return self.now
@@ -60,7 +60,7 @@ class Judge:
 
         Args:
             mine: the record of this rank.
-            records: of all other ranks; None for a rank that has not written one.
+            records: the records of all other ranks; None for a rank that has not written one.
         """
         here = {r: record for r, record in {self.rank: mine, **records}.items() if record is not None}
         awaited = _awaited(here)
@@ -75,13 +75,13 @@ class Judge:
         yield from (self._late(waiting, here, absent) for waiting in late)
 
     def heard(self, r: int, beats: int, now: float) -> float:
-        """Note the heartbeats of a rank at a time of the clock; return the time at which it had first so many."""
+        """Record that rank `r` has made `beats` heartbeats at time `now`; return when that number was first seen."""
         if self.seen.get(r, (-1, 0.0))[0] != beats:
             self.seen[r] = (beats, now)
         return self.seen[r][1]
 
     def silence(self, records: Mapping[int, Record | None]) -> float:
-        """Return the seconds since the most silent rank of `records` has written; a rank that left does not count."""
+        """Return the longest time in seconds since a rank of `records` last wrote. Ranks that left do not count."""
         here = [(r, record.beats) for r, record in records.items() if record is not None and not record.how]
         return max((self.now - self.heard(r, beats, self.now) for r, beats in here), default=0.0)
 
@@ -120,9 +120,9 @@ class Judge:
 
 
 def _awaited(here: dict[int, Record]) -> list[tuple[int, Waiting]]:
-    """Return for each lane a rank that waits there and its flight: late ones first, else for the latest launch.
+    """Return for each lane a rank that waits there, and its flight: a late one if any, else that of the latest launch.
 
-    The patience is the least of all that wait on that lane.
+    The patience is the shortest of all ranks that wait on that lane. Lanes with a late flight come first.
     """
     waits = [(rank, record.waiting) for rank, record in here.items() if record.waiting is not None and not record.how]
     found = []
@@ -147,8 +147,8 @@ def _gone(r: int, record: Record, rank: int, waiting: Waiting) -> str:
 def diverged(rank: int, size: int, air: Air, records: Mapping[int, Record], sure: bool) -> str:
     """Return a sentence that names the ranks whose launches differ from the others'; "" if none differ.
 
-    The ranks that more than half of all ranks contradict are at fault. Without such a majority the sentence names both
-    sides, and only if the caller is `sure` that waiting longer will not show a majority.
+    If more than half of all ranks agree, the others are at fault. Without such a majority the sentence names both
+    sides, but only if the caller is `sure` that no majority will show later, or if there are two ranks.
     """
     for lane in air.latest():
         here = {r: (record.on(lane), air.at(lane, record.on(lane).number)) for r, record in records.items()}
@@ -167,7 +167,7 @@ def diverged(rank: int, size: int, air: Air, records: Mapping[int, Record], sure
 
 
 def differing(count: int, calls: Mapping[int, str]) -> str:
-    """Return a sentence that names the ranks whose `count`-th call differs from that of most."""
+    """Return a sentence that names the ranks whose `count`-th call differs from the call of most ranks."""
     alike: dict[str, list[int]] = {}
     for rank, call in sorted(calls.items()):
         alike.setdefault(call, []).append(rank)

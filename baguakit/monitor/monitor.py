@@ -1,12 +1,12 @@
 """The monitor: it names the rank at fault when a flight does not arrive.
 
-Each rank writes a record to the store. When a flight is late or fails, one of the ranks that wait reads the records of
-all, and writes for all who is at fault. With every heartbeat a rank compares its launches with another rank's launches,
-so that ranks which have diverged do not train on.
+Each rank writes a record to the store. When a flight is late or fails, one of the waiting ranks reads all records and
+publishes which rank is at fault. With every heartbeat a rank compares its launches with those of another rank, so that
+ranks that have diverged do not continue to train.
 
-At its end a process with attachments tells the other ranks, and ends the threads of its monitors: a thread that returns
-from a call of torch while the interpreter ends aborts the process. The store may end with rank 0, and the others read
-there why a rank has left: so rank 0 waits a moment for the others to leave first.
+When a process with attachments ends, it tells the other ranks and ends the threads of its monitors: a thread that
+returns from a call of torch while the interpreter ends aborts the process. The other ranks read in the store why a rank
+has left, and the store may end with rank 0. So rank 0 waits a moment for the others to leave first.
 """
 
 import atexit
@@ -34,34 +34,34 @@ SHARE = 1 / 8  # of the time that a rank has waited already: the pause before th
 
 
 class PeerError(RuntimeError):
-    """A rank is dead, late, gone or has raised: the message names it."""
+    """A rank is dead or late, has left, or has raised an error. The message names the rank."""
 
     __module__ = "baguakit"  # tracebacks show the public name
 
 
 class Fault:
-    """A number in pinned memory, for each dtype: 1 at first, and then NaN, or False in that of bools.
+    """A number in pinned memory, for each dtype. It is 1 until `set`, and then NaN (bools: True, then False).
 
-    An abort ends the kernels of a flight before its data have come, and steps that the host has queued by then apply
-    half a sum. The device reads the number after the flight, and it has been set before the abort; so the host waits
-    for nothing. Gradients are multiplied by it: a lost step shows in every parameter. Weights stay as they were.
+    An abort ends the kernels of a flight before its data have come. Steps that the host has queued already would then
+    apply an unfinished sum. The number is set before the abort, and the device reads it after the flight, so the host
+    waits for nothing. Gradients are multiplied by it, so NaN in every parameter shows a lost step. Weights stay.
     """
 
     def __init__(self) -> None:
         self._is_set, self._numbers = False, dict[torch.dtype, Tensor]()
 
     def set(self) -> None:
-        """Let what lands from now on be lost."""
+        """Mark all flights that land from now on as lost."""
         self._is_set = True
         for number in list(self._numbers.values()):
             number.fill_(torch.nan if number.is_floating_point() else 0)
 
     def multiply_(self, heads: Sequence[Tensor]) -> None:
-        """Multiply tensors of one dtype and device, about a hundred in a launch. The host waits for nothing."""
+        """Multiply tensors of one dtype and device by the number, about 100 per launch. The host waits for nothing."""
         torch._foreach_mul_(list(heads), self._on(heads[0].device, heads[0].dtype))
 
     def good(self, device: torch.device) -> Tensor:
-        """Return a bool on `device`, False if flights that have ended there are lost. The host waits for nothing."""
+        """Return a bool on `device`: False if flights that have ended on it are lost. The host waits for nothing."""
         return self._on(device, torch.bool)
 
     def _on(self, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -74,11 +74,11 @@ class Fault:
 
 
 class Monitor:
-    """The watch over the flights of one attachment on one rank. With one rank there is nothing to watch.
+    """The monitor of the flights of one attachment on one rank. With one rank there is nothing to watch.
 
     `store` is the attachment's part of the key-value store, or None with one rank; `timeout` is the age at which a
-    flight is given up; `abort` aborts all work in the attachment's groups, without waiting; `broken` returns the
-    network error that those groups have recorded, or "".
+    flight fails; `abort` aborts all work in the attachment's groups, without waiting; `broken` returns the network
+    error that these groups have recorded, or "".
     """
 
     def __init__(
@@ -103,17 +103,17 @@ class Monitor:
 
     @property
     def timeout(self) -> float:
-        """The age at which a flight is given up, in seconds."""
+        """The age at which a flight fails, in seconds."""
         return self.limit().total_seconds()
 
     @property
     def patience(self) -> float:
-        """The seconds after which a silent rank is taken for dead: it may be starved, compiling or saving."""
+        """The seconds after which a silent rank counts as dead. They allow for a busy CPU, compiling and saving."""
         return max(4 * self.beat, min(60.0, self.timeout / 4))
 
     @property
     def inquiry(self) -> float:
-        """The seconds to find out whose fault an error is."""
+        """The seconds that a search for the rank at fault may take."""
         return min(self.timeout, 6 * self.beat + 1)
 
     # Called by the attachment
@@ -124,9 +124,9 @@ class Monitor:
             self.watch.start()
 
     def fly_on(self, device: torch.device) -> None:
-        """Let `device` be that of the flights.
+        """Set the device of the flights.
 
-        Where ranks come and go, the host has waited for the flights on a GPU, and they count.
+        If the ranks of the group may change, no `Fault` is needed: the host waits for the flights on a GPU.
         """
         self.device = device
         self.fault = Fault() if device.type == "cuda" and self.size > 1 and not self.hasty else None
@@ -134,8 +134,8 @@ class Monitor:
     def wait_for(self, collective: Collective) -> Any:
         """Wait for a collective and return its result, or raise an error that names the rank at fault.
 
-        Where ranks come and go, the host waits for work on a GPU, too: an abort ends a kernel whose data have not come,
-        as if they had, and a step that uses its result must not count. `fail` sets the error before it aborts.
+        If the ranks of the group may change, the host also waits for work on a GPU. An abort ends a kernel without its
+        data, as if they had come, and a step with its result must not count. `fail` sets the error before it aborts.
         """
         if self.error is not None:  # `fail` may have looked too early to see this flight, or ended a placeholder
             collective.flight.fail(self.error)
@@ -153,7 +153,7 @@ class Monitor:
 
     @contextlib.contextmanager
     def busy(self, what: str) -> Iterator[None]:
-        """Let the other ranks wait beyond the timeout while the body runs: it may take long."""
+        """Suspend the timeout of the other ranks while the body runs, which may take long."""
         self.working_on = what
         if self.size > 1:
             try:
@@ -178,7 +178,7 @@ class Monitor:
             self.wait_until(lambda: int(self.store.add(key, 0)) >= self.size)
 
     def wait_until(self, there: Callable[[], bool]) -> None:
-        """Query the store until `there()` is true, ever less often, or raise the error that the monitor has found."""
+        """Call `there()`, less and less often, until it is true. Raise the error that the monitor has found, if any."""
         began = time.monotonic()
         while not there():
             self.check()
@@ -208,13 +208,13 @@ class Monitor:
         return own
 
     def compare(self, *ranks: int, sure: bool = False) -> None:
-        """Give up if the launches of one of `ranks` differ from this rank's, and the rank at fault is known."""
+        """Call `fail` if the launches of one of `ranks` differ from this rank's and the rank at fault is known."""
         if self.size > 1 and self.error is None:
             with contextlib.suppress(RuntimeError):  # the store went with its host: there is nothing to compare with
                 self.watch.compare(self.watch.board.written({r % self.size for r in ranks}), sure)
 
     def leave(self, how: str, why: str = "") -> None:
-        """Tell the other ranks that this one leaves, and stop watching. Never waits for them."""
+        """Tell the other ranks that this one leaves, and stop the monitor. Never waits for other ranks."""
         if self.error is not None:
             how, why = GAVE_UP, str(self.error)
         self.leaving = (how, why)
@@ -224,7 +224,7 @@ class Monitor:
                 self.watch.write()
 
     def leave_for(self, error: BaseException | None) -> None:
-        """Tell the other ranks that this one leaves, for an error if there is one."""
+        """Tell the other ranks that this one leaves, and because of which error if there is one."""
         self.leave(*((LEFT, "") if error is None else (RAISED, f"{type(error).__name__}: {error}")))
 
     def alone(self) -> bool:
@@ -251,14 +251,14 @@ class Monitor:
 
 
 def _again(error: PeerError) -> PeerError:
-    """Return a copy of an error, to be raised again with its own traceback."""
+    """Return a copy of an error, so that it is raised again with a new traceback."""
     new = PeerError(*error.args)
     new.__cause__ = error.__cause__
     return new
 
 
 def _from_network(error: BaseException) -> RuntimeError | None:
-    """Return the deepest RuntimeError in the chain of `error`, that of a process group or store; or None."""
+    """Return the deepest RuntimeError in the chain of `error`, which a process group or store raised; or None."""
     chain = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
         chain.append(cause)
@@ -269,7 +269,7 @@ _monitors: "weakref.WeakKeyDictionary[Monitor, int]" = weakref.WeakKeyDictionary
 
 
 def end_with_process(monitor: Monitor) -> None:
-    """End a monitor with this process, if it has not ended by then."""
+    """End a monitor when this process ends, if it has not ended by then."""
     _monitors[monitor] = os.getpid()
 
 

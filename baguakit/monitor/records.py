@@ -1,9 +1,9 @@
 """The launches of a rank; its record in the store, which the other ranks read; and the lease of the judge.
 
-Every rank replaces its record there. One key holds the *lease* of the judge, who reads the records of all, and the
-verdict. No call makes more than two requests, however many ranks. `multi_get` waits for keys that are absent, so a rank
-that has written its first record adds its number to a list, and only the records of ranks in that list are asked for.
-The list is read until it is complete.
+Every rank replaces its record in the store. One key holds the verdict and the *lease* of the judge, the rank that reads
+all records. No call makes more than two requests, for any number of ranks. `multi_get` waits for keys that are absent.
+So a rank that has written its first record adds its number to a list, and only records of ranks in that list are
+requested. The list is read until it is complete.
 """
 
 import json
@@ -24,7 +24,7 @@ REMEMBERED = 4096  # launches of a lane whose digests a rank can compare with an
 
 
 class LaunchCount(NamedTuple):
-    """The launches of a rank on one lane: their number, the label of the latest, and a digest of all in order."""
+    """The launches of a rank on one lane: their number, the label of the latest, and a digest of the whole sequence."""
 
     number: int = 0
     what: str = "nothing"
@@ -48,7 +48,7 @@ class Collective:
 class Air:
     """The launches of this rank on each lane, and the collectives that have not landed. Thread-safe.
 
-    The latest one on each lane that the host has passed, and a device may still be at work on, is kept as well.
+    On each lane, the latest collective that the host has waited for, but a device may still work on, is kept as well.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class Air:
         self._lock = threading.RLock()
 
     def launch(self, lane: int, collective: Collective) -> LaunchCount:
-        """Add a collective that is put on a lane, and return the launches there up to it."""
+        """Add a collective that is put on a lane, and return the lane's launches up to it."""
         with self._lock:
             known = self._launches.get(lane) or self._launches.setdefault(lane, deque([LaunchCount()], REMEMBERED))
             (number, _, digest), what = known[-1], collective.label
@@ -78,7 +78,7 @@ class Air:
             return {lane: known[-1] for lane, known in self._launches.items()}
 
     def at(self, lane: int, count: int) -> LaunchCount | None:
-        """Return the launches up to the `count`-th; None if it has not been made, or is too long ago."""
+        """Return the launches up to the `count`-th; None if it has not been made, or is too old to be remembered."""
         with self._lock:
             known = self._launches.get(lane)
             if not known or not known[0].number <= count <= known[-1].number:
@@ -86,7 +86,7 @@ class Air:
             return known[count - known[0].number]
 
     def failed(self, collective: Collective) -> None:
-        """Note that a collective has failed, and that its rank does not know yet whose fault it is."""
+        """Record that a collective has failed, and that its rank does not know yet which rank is at fault."""
         with self._lock:
             collective.failed = True
             if collective not in self._held:
@@ -95,30 +95,30 @@ class Air:
                 self._held.append(collective)
 
     def watch(self, message: Collective) -> None:
-        """Keep the latest message between two ranks, for which no other rank has a launch."""
+        """Keep the latest message between two ranks. Other ranks have no launch for it."""
         with self._lock:
             self._passed[MESSAGES] = message
 
     def all(self) -> list[Collective]:
-        """Return all collectives in the air, and note which of the others the host alone has passed."""
+        """Return all collectives in the air. Record which landed ones a device may still work on."""
         with self._lock:
             self._passed |= {each.lane: each for each in self._held if each.landed and each.flight.on_device}
             self._held = [each for each in self._held if not each.landed]
             return self._held
 
     def passed(self) -> bool:
-        """Return whether there is one that the host has passed, and a device may not have."""
+        """Return whether there is a collective that the host has waited for, but a device may still work on."""
         self.all()
         return bool(self._passed)
 
     def awaited(self, before: float, passed_before: float) -> tuple[Collective | None, bool]:
-        """Return the collective that is waited for, if any, and whether it has failed.
+        """Return the collective that this rank waits for, if any, and whether it has failed.
 
-        It is the oldest that has failed, else the oldest that is not done and was launched before a time, else one that
-        the host has passed, a device has not done, and was launched before another time.
+        It is the oldest that has failed; else the oldest that is not done and was launched before the time `before`;
+        else one that the host has passed, a device has not done, and that was launched before `passed_before`.
 
-        Younger flights are not queried: on CUDA that queries an event, which would end a graph capture that training
-        has begun meanwhile. Nor is any flight after the first that is not done.
+        Younger flights, and flights after the first that is not done, are not queried: on CUDA that queries an event,
+        which would end a graph capture that training has begun meanwhile.
         """
         with self._lock:
             held = sorted(self.all(), key=lambda each: each.launched)
@@ -173,7 +173,7 @@ class Record(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """The right to judge."""
+    """The lease of the judge: which rank may judge, and its verdict."""
 
     rank: int = -1  # who has it; -1: nobody
     beats: int = 0  # the heartbeats of that rank when it renewed the lease
@@ -187,7 +187,7 @@ class Lease(NamedTuple):
 
 
 class Board:
-    """The records of all ranks, and the lease of the judge, in the part of a store that only an attachment uses."""
+    """The records of all ranks and the lease of the judge, in one attachment's part of a store."""
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self.store, self.rank, self.size = store, rank, size
@@ -203,7 +203,7 @@ class Board:
         self.store.set(str(self.rank), json.dumps(record))
 
     def swap(self, before: Lease, after: Lease) -> Lease:
-        """Replace the lease if it is still `before`; return the lease that holds from now on."""
+        """Replace the lease by `after` if it is still `before`; return the lease that is valid from now on."""
         texts = ("" if each.rank < 0 else json.dumps(each) for each in (before, after))
         return Lease.of(self.store.compare_set(LEASE, *texts))
 

@@ -1,14 +1,14 @@
 """The watch of one rank: with each heartbeat it writes its record, reads the verdict, and judges if it is the judge.
 
-A heartbeat takes two requests to the store, however many ranks there are: a record is written, and the lease of the
-judge is read with the records of two other ranks: the next one, and another with each heartbeat. One of the ranks that
-wait takes the lease. It reads the records of all in one request more, and judges for all that wait, until none does. A
-lease that is not renewed for `STALE` heartbeats is taken by another rank: the judge has died, or cannot reach the
+A heartbeat takes two requests to the store, for any number of ranks. The first writes a record. The second reads the
+lease of the judge and the records of two other ranks: the next rank, and a different one with each heartbeat. One of
+the waiting ranks takes the lease. It reads all records in a third request, and judges for all waiting ranks, until none
+waits. If a lease is not renewed for `STALE` heartbeats, another rank takes it: the judge has died, or cannot reach the
 store.
 
-A transport may not report that a rank is lost (NCCL does so over sockets only), and a host that has passed a flight on
-a GPU does not wait for it. So a rank that finds another one silent for long takes the lease even if it does not wait,
-and says so there; then every rank asks its device for the flights that the host has passed.
+A transport may not report that a rank is lost (NCCL reports it over sockets only), and on a GPU the host may not wait
+for a flight. So a rank that finds another one silent for long takes the lease even if it does not wait, and the lease
+says so. Then every rank asks its device for the flights that the host does not wait for.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ HURRY = 1 / 64  # of a heartbeat: the first pause of a rank that is late, or who
 
 
 class Watch:
-    """Two threads that watch the flights of a `Monitor`, which gives up."""
+    """Two threads that watch the flights of a `Monitor`, and call its `fail`."""
 
     def __init__(self, monitor: Any) -> None:
         self.monitor, self.beat = monitor, monitor.beat
@@ -56,7 +56,7 @@ class Watch:
             thread.start()
 
     def end(self) -> bool:
-        """End the threads; return whether they have: else one is in a call that lasts until the store answers."""
+        """End the threads. Return True if they have ended, False if one is blocked until the store answers."""
         self.over.set()
         self.wake.set()
         threads, self._threads = self._threads, []
@@ -71,7 +71,7 @@ class Watch:
         self.board.write(self._written)
 
     def turn(self) -> None:
-        """Write the record of this rank if it is time, read the lease, and judge if this rank is the judge."""
+        """Write the record of this rank if it is due, read the lease, and judge if this rank is the judge."""
         monitor, now = self.monitor, self.judge.look()
         waiting, hurried = self._waiting()
         changed = (waiting is None, hurried) != (self._written.waiting is None, self._hurried)
@@ -82,7 +82,7 @@ class Watch:
         if self._judges:
             lease = self._replace(self._mine())
         else:
-            # The next rank, and one to compare with: the judge does not compare with ranks ahead of it.
+            # Read the next rank, and a rank to compare with. The judge does not compare with ranks ahead of it.
             other, judge = (monitor.rank + 1 + self._beats % (monitor.size - 1)) % monitor.size, self._lease.rank
             peers = (monitor.rank + 1) % monitor.size, judge if waiting is not None and judge >= 0 else other
             lease, records = self._ask(self.board.glance, peers)
@@ -117,13 +117,13 @@ class Watch:
             self._lease, self._renewed = lease, self.judge.now
 
     def _replace(self, lease: Lease) -> Lease:
-        """Replace the lease, which this rank has, and return the one that holds."""
+        """Replace the lease of this rank, and return the lease that is valid."""
         if self._lease != lease:
             self._saw(self._ask(self.board.swap, self._lease, lease))
         return self._lease
 
     def _look(self, lease: Lease) -> None:
-        """Judge, and publish the verdict, after taking the lease if this rank does not have it."""
+        """Take the lease if this rank does not have it, judge, and publish the verdict."""
         if lease.rank != self.monitor.rank:
             if lease.rank >= 0:  # that rank may have died: it has been silent since the lease was new
                 self.judge.heard(lease.rank, lease.beats, self._renewed)
@@ -142,7 +142,7 @@ class Watch:
             self._ask(self.compare, {r: record for r, record in records.items() if record is not None})
 
     def compare(self, records: Mapping[int, Record], sure: bool = False) -> None:
-        """Give up if the launches of one of these ranks differ from this rank's, and the rank at fault is known."""
+        """Call `fail` if the launches of one of these ranks differ from this rank's and the rank at fault is known."""
         monitor = self.monitor
         if diverged(monitor.rank, monitor.size, monitor.air, records, sure=True):
             self._doubts += 1
@@ -156,9 +156,9 @@ class Watch:
     # What this rank sees
 
     def _waiting(self) -> tuple[Waiting | None, bool]:
-        """Return the flight that this rank waits for, and whether that is late or has failed."""
+        """Return the flight that this rank waits for, and whether the flight is late or has failed."""
         monitor, now = self.monitor, time.time()
-        # What the host has passed on a GPU is asked for in need only, for the reason that `awaited` names.
+        # Flights on a GPU that the host does not wait for are queried only in need, for the reason in `awaited`.
         in_need = monitor.air.passed() and (self._in_need() or monitor.broken())
         passed = 2 * self.beat if in_need else monitor.timeout
         flying, failed = monitor.air.awaited(now - 2 * self.beat, now - passed)
@@ -173,11 +173,11 @@ class Watch:
         return bool(self._silence > self.monitor.patience)
 
     def _in_need(self) -> bool:
-        """Return whether a flight may never arrive: a rank is silent, a verdict is there, or the store is lost."""
+        """Return whether a flight may never arrive: a rank is silent, there is a verdict, or the store is lost."""
         return self._silent or self._lease.silent or bool(self._lease.verdict) or self._store_lost
 
     def _look_at_the_network(self, waiting: Waiting | None) -> None:
-        """Give up if the network has had an error for long, and no rank is found to blame."""
+        """Call `fail` if the network has had an error for long and no rank at fault was found."""
         monitor, now = self.monitor, time.monotonic()
         broken = monitor.broken() if waiting is not None else ""
         self._broke = (self._broke or now) if broken else None

@@ -1,4 +1,4 @@
-"""A figure of a timeline: a row for training on each rank and one for each of its lanes; time runs to the right."""
+"""The figure of a timeline: for each rank a row for training and a row for each lane; time runs to the right."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ class Span:
     """A stretch of time on one rank. Times are in seconds from the beginning of the timeline.
 
     Attributes:
-        rank, thread: the thread is "training", or a lane such as "lane 0" or "lane 0 between nodes", the one beside it.
-        name: of training "step"; "backward", from its first gradient, where a rule acts on gradients; "SGD.step", as
-            the optimizer is called; "wait for …". Of a flight what it carries, such as "CompressedMean, bucket 3".
-        start, end: of a flight, its work on the lane, or one phase of that.
-        step: of a flight, and of the wait for it, the step in which it was launched; None if it is free-running.
-        rule, bucket, round: of a flight, and of the wait for it; None for other spans of training.
-        launched, landed: when training put a flight on the lane, and when it had its result; else `start` and `end`.
+        rank, thread: the rank, and "training" or a lane: "lane 0", or "lane 0 between nodes" for the lane beside it.
+        name: in training: "step"; "backward" (from its first gradient, if a rule acts on gradients); "SGD.step" (with
+            the optimizer's class); or "wait for …". For a flight: its content, such as "CompressedMean, bucket 3".
+        start, end: the begin and end of the span. For a flight: of its work on the lane, or of one phase of the work.
+        step: the step; for a flight and the wait for it, the step of its launch; None if it is free-running.
+        rule, bucket, round: those of a flight or of a wait for it; None for other spans of training.
+        launched, landed: when training launched a flight and when it had the result; for others `start` and `end`.
     """
 
     rank: int
@@ -69,7 +69,7 @@ Style = tuple[str, str]  # colour and hatch
 
 
 def draw(ranks: int, spans: Sequence[Span], window: tuple[float, float], hidden: float) -> "Figure":
-    """Return the figure of `Timeline.draw`: of a window of time, with the share of communication that is `hidden`."""
+    """Return the figure of `Timeline.draw`: it shows `window`, and in words the share of hidden communication."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as missing:
@@ -102,12 +102,12 @@ def draw(ranks: int, spans: Sequence[Span], window: tuple[float, float], hidden:
 
 
 def _bars(spans: Iterable[Span], begin: float) -> list[tuple[float, float]]:
-    """Return the beginnings and lengths of spans in ms."""
+    """Return (begin, length) of each span, in ms."""
     return [(1e3 * (span.start - begin), 1e3 * (span.end - span.start)) for span in spans]
 
 
 def _shade(span: Span) -> str:
-    """Return the colour of training: of steps two greys that alternate, and darker ones of their parts."""
+    """Return the colour of a span of training. Steps alternate between two greys; parts of steps are darker."""
     if span.name == STEP:
         return IDLE[(span.step or 0) % 2]
     return WAITING if span.waits else COMPUTING if span.name == BACKWARD else STEPPING

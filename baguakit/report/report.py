@@ -1,4 +1,4 @@
-"""The report of an attachment: bytes sent, and the time that they were exposed. It prints as a table."""
+"""The report of an attachment: the bytes sent and the seconds of exposed communication. It prints as a table."""
 
 from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -19,10 +19,10 @@ class Row:
     """One bucket of one rule.
 
     Attributes:
-        rule, number, bucket: the rule in words and its number in `att.rules`, and the number of the bucket.
-        values, dtype: of the bucket, padding included.
-        flights, landed: the number of flights launched, and landed.
-        bytes: sent by this rank in all of them, by part of the network ("flat", "intra", "inter").
+        rule, number, bucket: the rule as text, its number in `att.rules`, and the number of the bucket.
+        values, dtype: the number of values of the bucket, including padding, and their dtype.
+        flights, landed: the number of launched flights, and of landed flights.
+        bytes: bytes sent by this rank in all flights, by part of the network ("flat", "intra", "inter").
     """
 
     rule: str
@@ -40,7 +40,7 @@ class Row:
     def ways(self) -> dict[SentFormat, int]:
         """Return {format sent: number of flights that have landed}, the format of the latest flight first.
 
-        Empty for a stage of which no other format was asked than the dtype of the bucket.
+        Empty for a stage that was asked to send only the dtype of the bucket.
         """
         flights: Counter[SentFormat] = Counter()
         for formats, count in self._kinds:
@@ -49,12 +49,12 @@ class Row:
 
     @cached_property
     def latest(self) -> tuple[SentFormat, ...]:
-        """Return the ways in which the latest flight that has landed sent values."""
+        """Return the formats in which the latest landed flight sent values."""
         return tuple(dict.fromkeys(each.in_words() for formats, _ in self._kinds[:1] for each in formats))
 
     @property
     def asked(self) -> str:
-        """Return the format that was asked for in the latest flight, such as "MinMaxUInt8()"; "" if none was."""
+        """Return the format that the latest flight was asked to use, such as "MinMaxUInt8()"; "" if none."""
         return " + ".join(dict.fromkeys(way.asked for way in self.latest))
 
     @property
@@ -86,14 +86,14 @@ class Row:
 
     @property
     def exposed(self) -> float:
-        """Return the seconds for which training waited for a flight, likewise."""
+        """Return the seconds for which training waited for a flight: the mean over the same flights."""
         return sum(wait for _, wait in self._times) / max(1, len(self._times))
 
 
 def row_of(
     ledger: Ledger, rule: str, number: int, bucket: int, values: int, dtype: Any, in_air: Container[Collective] = ()
 ) -> Row:
-    """Return the row of a bucket from its ledger, as it is now."""
+    """Return the row of a bucket, from the present state of its ledger."""
     flown = tuple(flight for flight in ledger.flights if flight not in in_air)
     landed = ledger.launches - (len(ledger.flights) - len(flown))
     which = (rule, number, bucket, values, str(dtype).removeprefix("torch."))
@@ -101,11 +101,11 @@ def row_of(
 
 
 def table(rows: Sequence[Row], parts: Sequence[str]) -> list[str]:
-    """Return a line for each bucket, under the rule in words; bytes and times are of one flight.
+    """Return the lines of a table: the rule as text, and below it a line for each bucket, per flight.
 
-    A rule of several buckets has a line for all of them: they are launched equally often. If formats were asked for, a
-    column has those in which the latest flights were sent, and below the buckets stands why others were used. Each of
-    `parts` of the network has a column.
+    A rule with several buckets also has a line for all buckets together, which are launched equally often. If rules ask
+    for formats, a column shows the formats that the latest flights used, and lines below the buckets give the reasons
+    for other formats. Each of `parts` of the network has a column of bytes.
     """
     formats = any(row.flew for row in rows)
     head = ("", "values", "dtype", "flights", *["flew as"] * formats, "sent each", *parts, "on the lane", "exposed")
@@ -137,9 +137,9 @@ def table(rows: Sequence[Row], parts: Sequence[str]) -> list[str]:
 
 
 def reasons(rows: Sequence[Row]) -> list[str]:
-    """Return a line for each way that saved less than was asked for, and for each of several ways of one bucket.
+    """Return a line for each format that saved less than was asked for, and for each of several formats of a bucket.
 
-    It names the buckets, and the number of flights if not all flew so.
+    The line names the buckets, and the number of flights unless all flights used the format.
     """
     buckets: dict[str, list[int]] = {}
     for row in rows:
@@ -162,7 +162,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Return bytes as text with three or four digits."""
+    """Return a number of bytes as text with three or four digits."""
     for unit in ("B", "kB", "MB"):
         if nbytes < 1000:
             return f"{nbytes:.4g} {unit}"
@@ -186,9 +186,9 @@ class Report:
         steps: optimizer steps since the buckets were made.
         ranks, groups: the number of ranks, and of process groups that the attachment has made.
         rows: one for each bucket of each rule.
-        seconds_per_step: of the latest steps, the mean; None with one rank, or before the first step.
-        launched_after: the share of forward and backward that was over when the first of several buckets of gradients
-            was launched, from 0 to 1: the mean over the latest steps with one backward; None if that is not known.
+        seconds_per_step: the mean time of the latest steps; None with one rank, or before the first step.
+        launched_after: the share (0 to 1) of forward and backward that had passed when the first of several buckets of
+            gradients was launched: the mean over the latest steps with one backward; None if that is not known.
     """
 
     steps: int
@@ -224,11 +224,11 @@ class Report:
         return tuple(sorted({part for row in self.rows for part in row.bytes}))
 
     def scalars(self) -> dict[str, float]:
-        """Return the figures by name, for TensorBoard, wandb or Lightning's `log_dict`.
+        """Return {name: number}, for TensorBoard, wandb or Lightning's `log_dict`. Names begin with `baguakit/`.
 
-        `baguakit/…` of `bytes_per_step`, `exposed_seconds_per_step`, `air_seconds_per_step`, and `exposed_share` once
-        it is known; of `bytes_per_step_intra` and `_inter` where both are used; and of the first three for each of
-        several rules, as `baguakit/rule_0/…`, by their order in `att.rules`.
+        They are `bytes_per_step`, `exposed_seconds_per_step`, `air_seconds_per_step`, and `exposed_share` once that is
+        known; `bytes_per_step_intra` and `_inter` if both parts are used; and, if there are several rules, the first
+        three for each rule, as `baguakit/rule_0/…` in the order of `att.rules`.
         """
         several = len({row.number for row in self.rows}) > 1
         figures = {"baguakit": self.rows}
@@ -265,7 +265,7 @@ class Report:
 
 
 def make_report(life: Life[Any]) -> Report:
-    """Return the report of a life at this moment, without waiting."""
+    """Return the present report of a life, without waiting."""
     rows, log = [], life.log
     for runner in life.runners:
         in_air = runner.flights()
@@ -277,7 +277,7 @@ def make_report(life: Life[Any]) -> Report:
 
 
 def launched_after(runners: Sequence[RuleRunner], log: Logbook) -> float | None:
-    """Return `Report.launched_after`. Backward is known from its first gradient on, and so a step from its begin."""
+    """Return `Report.launched_after`. Time counts from the begin of a step: hooks do not see backward begin."""
     on_gradients = [each for each in runners if each.rule.what == "grad" and not each.rule.delay]
     first: dict[int | None, Any] = {}  # moments, by step
     for each in (each for runner in on_gradients for each in runner.ledgers[0].flights if each.flight.over()):
@@ -292,7 +292,7 @@ def launched_after(runners: Sequence[RuleRunner], log: Logbook) -> float | None:
 
 
 def written(scalars: Mapping[str, float], writer: Any, step: int) -> dict[str, float]:
-    """Return the scalars, after `writer.add_scalar(name, value, step)` for each, if there is a writer."""
+    """Call `writer.add_scalar(name, value, step)` for each scalar, if there is a writer, and return the scalars."""
     if writer is not None and not callable(getattr(writer, "add_scalar", None)):
         raise TypeError(
             "writer is one with add_scalar(name, value, step), such as torch.utils.tensorboard.SummaryWriter, and not "

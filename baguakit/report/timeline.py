@@ -1,13 +1,13 @@
 """A timeline of all ranks: training, the flights on its lanes, and the waits for them.
 
-Each rank accounts for its latest steps on its own clock. The clocks of two ranks are compared by collectives that no
-rank leaves before all have entered. If rank 0 enters and leaves at a and b on its clock, and rank r at c and d on its
-own, then the lead θ of r's clock lies in
+Each rank records its latest steps with its own clock. The clocks of two ranks are compared by collectives that no rank
+leaves before all have entered. If rank 0 enters and leaves at a and b on its clock, and rank r at c and d on its own
+clock, then the lead θ of r's clock lies in
 
     c − b  ≤  θ  ≤  d − a
 
-and in the intersection of these intervals over several collectives. Its middle is taken for θ, and half of its
-length is the error.
+and in the intersection of these intervals over several collectives. The middle of the intersection is taken as θ, and
+half of its length as the error.
 
 A timeline is saved in the format of Chrome's tracing, which Perfetto opens as well: JSON, with times in microseconds.
 """
@@ -45,8 +45,8 @@ class Timeline:
 
     Attributes:
         ranks: the number of ranks.
-        spans: in the order of ranks and times. On one thread of one rank they nest or lie apart.
-        error: seconds by which the clocks of two ranks may differ here.
+        spans: in the order of ranks and times. Two spans on one thread of a rank are nested or do not overlap.
+        error: the remaining difference of the ranks' clocks in this timeline, in seconds, at most.
     """
 
     ranks: int
@@ -72,10 +72,10 @@ class Timeline:
         """Return the times when rank 0 began and ended some steps.
 
         Args:
-            steps: a slice of their numbers, counted from the end where negative; None: all.
+            steps: a slice of the numbers of steps; negative numbers count from the end; None: all.
 
         Raises:
-            ValueError, TypeError: there is no such step, or none at all; `steps` is no slice.
+            ValueError, TypeError: there is no such step, or no step at all; `steps` is not a slice.
         """
         if not (known := self._steps):
             raise ValueError(
@@ -95,7 +95,7 @@ class Timeline:
     def overlap(self, steps: slice | None = None) -> float:
         """Return the share of the time of flights, from launch to landing, in which training did not wait.
 
-        Over all ranks, and over the time in which rank 0 made these steps. 1: nothing was exposed; NaN: nothing flew.
+        Over all ranks, in the time in which rank 0 made these steps. 1: nothing was exposed; NaN: there was no flight.
         """
         window = self.window(steps)
         ranks = [[s for s in self.spans if s.rank == rank] for rank in range(self.ranks)]
@@ -105,10 +105,10 @@ class Timeline:
 
     @checked
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a trace for https://ui.perfetto.dev and chrome://tracing. All ranks have the same: one may save.
+        """Write a trace for https://ui.perfetto.dev and chrome://tracing. One rank is enough: all have the same data.
 
-        Each rank is a process with a thread for training and one for each lane. An arrow goes from the launch of a
-        flight over its lane to its landing.
+        In the trace each rank is a process, with a thread for training and one for each lane. An arrow goes from the
+        launch of a flight, through its work on the lane, to its landing.
         """
         events = [event for rank in range(self.ranks) for event in _named(rank, "process", 0, f"rank {rank}")]
         for rank, thread in sorted({(s.rank, s.thread) for s in self.spans}):
@@ -120,7 +120,7 @@ class Timeline:
         Path(path).write_text(json.dumps(trace, allow_nan=False), encoding="utf-8")
 
     def draw(self, steps: slice | None = None) -> "Figure":
-        """Return a matplotlib figure of all ranks, over the time in which rank 0 made some steps; needs matplotlib.
+        """Return a matplotlib figure of all ranks, for the time in which rank 0 made some steps. Needs matplotlib.
 
         Args:
             steps: as in `window`; None: the latest six.
@@ -138,7 +138,7 @@ class Timeline:
 
 
 def _covered(spans: Iterable[Span], window: tuple[float, float]) -> float:
-    """Return the time within a window from the launch to the landing of any span."""
+    """Return the time within a window that is between launch and landing of at least one span."""
     total, reached = 0.0, window[0]
     for start, end in sorted((s.launched, s.landed) for s in spans):
         start, end = max(start, reached), min(end, window[1])
@@ -148,12 +148,12 @@ def _covered(spans: Iterable[Span], window: tuple[float, float]) -> float:
 
 
 def _tid(thread: str) -> int:
-    """Return the number of a thread: 0 for training, 1 for lane 0, 2 for lane 1; 3 for the one beside lane 0."""
+    """Return the number of a thread: 0 for training, 1 for lane 0, 2 for lane 1, 3 for the lane beside lane 0."""
     return 1 + int(thread.split()[1]) + 2 * thread.endswith(BESIDE) if thread != TRAINING else 0
 
 
 def _named(pid: int, kind: str, tid: int, name: str) -> list[Event]:
-    """Return the events that name a process or a thread, and place it."""
+    """Return the events that name a process or a thread, and set its position."""
     about = {"name": name, "sort_index": pid if kind == "process" else tid}
     return [{"ph": "M", "pid": pid, "tid": tid, "name": f"{kind}_{k}", "args": {k: v}} for k, v in about.items()]
 
@@ -168,9 +168,9 @@ def _slice_of(span: Span) -> Event:
 
 
 def _arrow(number: int, flight: Span) -> list[Event]:
-    """Return the events of an arrow from the launch of a flight over its work on the lane to its landing."""
+    """Return the events of an arrow from the launch of a flight, through its work on the lane, to its landing."""
     same = {"name": flight.name, "cat": "flight", "id": number, "pid": flight.rank}
-    # An arrow ends at the slice that holds its time, and the wait that the flight ends is over when it has landed.
+    # An arrow ends at the slice that contains its time. When a flight has landed, the wait for it is over.
     times = (flight.launched, flight.start, flight.end, flight.landed)
     launched, start, end, landed = (round(1e6 * at, 3) for at in times)
     return [
@@ -216,7 +216,7 @@ def _flight_spans(rank: int, flight: BucketFlight, read: Callable[[Moment], floa
 
 
 def gathered(device: torch.device, spans: list[Span], comm: Comm) -> Timeline:
-    """Return the timeline of all ranks from the account of each. Collective."""
+    """Return the timeline of all ranks from the `spans` of each. Collective."""
     one = torch.zeros(1, dtype=torch.float32, device=device)
     mine: list[Ping] = []
     for _ in range(PINGS):
@@ -232,7 +232,7 @@ def gathered(device: torch.device, spans: list[Span], comm: Comm) -> Timeline:
 
 
 def ahead(reference: Sequence[Ping], pings: Sequence[Ping]) -> tuple[float, float]:
-    """Return the lead of one clock over another in seconds, and the error of that."""
+    """Return the lead of one clock over another, and its error, both in seconds."""
     least = max(c - b for (_, b), (c, _) in zip(reference, pings, strict=True))
     most = min(d - a for (a, _), (_, d) in zip(reference, pings, strict=True))
     return (least + most) / 2, abs(most - least) / 2
