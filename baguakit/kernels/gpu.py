@@ -1,4 +1,7 @@
-"""Parts of kernels: the draws of `noise.py`, the rotation of `rotation.py`, loads and stores; and where they launch."""
+"""Parts of kernels: the draws of `noise.py`, the rotation of `rotation.py`, loads and stores; and how they launch.
+
+Here and in all kernels, an argument in capitals is a constant of the compilation.
+"""
 
 import contextlib
 from typing import Any
@@ -88,7 +91,7 @@ def butterflies(x):
 
 
 @triton.jit
-def rounded(x, dtype: tl.constexpr):
+def rounded(x, dtype):
     """Return fp32 values in a narrower type, rounded to nearest on GPUs and under Triton's interpreter alike."""
     if INTERPRETED and dtype == tl.bfloat16:  # the interpreter cuts bits off; a GPU rounds, as here
         bits = x.to(tl.uint32, bitcast=True)

@@ -23,7 +23,7 @@ def wide(x):
 
 
 @triton.jit
-def places(first, TILE: tl.constexpr, MASKED: tl.constexpr):
+def places(first, TILE, MASKED):
     at = (first + tl.program_id(0)).to(tl.int64) * TILE + tl.arange(0, TILE)
     # Masked values move one by one: neighbours then belong to neighbouring threads, unless Triton expects more.
     return tl.multiple_of(at, 1) if MASKED else at
@@ -35,7 +35,7 @@ def load(ptr, inside):
 
 
 @triton.jit
-def add(total, y_ptr, at, inside, weights_ptr, weight, k: tl.constexpr):
+def add(total, y_ptr, at, inside, weights_ptr, weight, k):
     if y_ptr is None:
         return total
     else:
@@ -43,7 +43,7 @@ def add(total, y_ptr, at, inside, weights_ptr, weight, k: tl.constexpr):
 
 
 @triton.jit
-def factor(weights_ptr, weight, k: tl.constexpr):
+def factor(weights_ptr, weight, k):
     """Return a weight: it lies on the device, or is a number of the launch."""
     return tl.full((1,), weight, tl.float32) if weights_ptr is None else tl.load(weights_ptr + k)
 

@@ -27,14 +27,9 @@ imported = cache(import_module)  # Triton is imported at the first kernel: where
 class Operator(Generic[Result]):
     """A function of a tensor and other arguments, called as an operator of torch where it is recorded.
 
-    It has no gradient: what calls it asks for none. No argument of the function has a default, because torch 2.11 looks
-    for mutated arguments among those that are not.
-
-    Args:
-        function: what is called.
-        mutates: the names of the arguments that it overwrites.
-        name: of the operator, if not that of the function.
-        fake: returns what has the shapes of its results, if it has any.
+    It has no gradient: what calls it asks for none. `mutates` names the arguments that it overwrites, of which none has
+    a default: torch 2.11 looks for mutated arguments among those that are not. `fake` makes what has the shapes of its
+    results, if it has any; `name` is that of the operator, if not that of the function.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ def divided(at, left):
 
 
 @triton.jit
-def load(chunk_ptr, left, CHUNK: tl.constexpr):
+def load(chunk_ptr, left, CHUNK):
     """Return a chunk of values in fp32, zeros behind the `left` that are there."""
     at = tl.arange(0, CHUNK)
     if left == CHUNK:
@@ -47,7 +47,7 @@ def load(chunk_ptr, left, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def store(chunk_ptr, v, left, CHUNK: tl.constexpr):
+def store(chunk_ptr, v, left, CHUNK):
     at = tl.arange(0, CHUNK)
     if left == CHUNK:
         tl.store(chunk_ptr + at, v)
@@ -58,7 +58,7 @@ def store(chunk_ptr, v, left, CHUNK: tl.constexpr):
 
 
 @triton.jit
-def threshold_of(size, k, CHUNK: tl.constexpr):
+def threshold_of(size, k, CHUNK):
     """Return the largest size that `k` reach, or one that exactly `k` reach."""
     maxima = tl.max(tl.reshape(size, (CHUNK // NEIGHBOURS, NEIGHBOURS)), 1)
     low, high = tl.where(k <= CHUNK // NEIGHBOURS, tl.min(maxima), 0), tl.max(maxima) + 1
@@ -126,7 +126,7 @@ def join_kernel(
 
 
 @triton.jit
-def load_places(plane_ptr, value, inside, count, BITS: tl.constexpr):
+def load_places(plane_ptr, value, inside, count, BITS):
     eighth, place = (count.to(tl.int64) + 7) // 8, tl.zeros(value.shape, tl.int32)
     for plane in tl.static_range(4):
         if BITS & (8 >> plane):

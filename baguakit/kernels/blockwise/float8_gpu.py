@@ -10,7 +10,7 @@ M_AT, E_AT, TOP_AT = (tl.constexpr(place) for place in range(3, 6))  # of FORM: 
 
 
 @triton.jit
-def measure(x, inside, width, MASKED: tl.constexpr, DRAWN: tl.constexpr, FORM: tl.constexpr):
+def measure(x, inside, width, MASKED, DRAWN, FORM):
     M: tl.constexpr = FORM[M_AT]
     E: tl.constexpr = FORM[E_AT]
     TOP: tl.constexpr = FORM[TOP_AT]
@@ -24,7 +24,7 @@ def measure(x, inside, width, MASKED: tl.constexpr, DRAWN: tl.constexpr, FORM: t
 
 
 @triton.jit
-def encode(x, word, scale, draw, FORM: tl.constexpr):
+def encode(x, word, scale, draw, FORM):
     M: tl.constexpr = FORM[M_AT]
     E: tl.constexpr = FORM[E_AT]
     TOP: tl.constexpr = FORM[TOP_AT]
@@ -43,7 +43,7 @@ def encode(x, word, scale, draw, FORM: tl.constexpr):
 
 
 @triton.jit
-def decode(codes, word, FORM: tl.constexpr):
+def decode(codes, word, FORM):
     M: tl.constexpr = FORM[M_AT]
     # A code is fp32 with fewer bits for the exponent, and so off by a power of two.
     bits, field = codes.to(tl.int8, bitcast=True).to(tl.int32), word.to(tl.int32)

@@ -34,7 +34,7 @@ BITS, PADDED, ROTATED = (tl.constexpr(place) for place in range(3))  # of FORM
 
 
 @triton.jit
-def join(codes, PLANE: tl.constexpr):
+def join(codes, PLANE):
     if PLANE == 8:
         return codes
     else:
@@ -44,7 +44,7 @@ def join(codes, PLANE: tl.constexpr):
 
 
 @triton.jit
-def split(joined, PLANE: tl.constexpr):
+def split(joined, PLANE):
     if PLANE == 8:
         return joined
     else:
@@ -54,7 +54,7 @@ def split(joined, PLANE: tl.constexpr):
 
 
 @triton.jit
-def bytes_at(row_ptr, n, block, PLANE: tl.constexpr, FORM: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr):
+def bytes_at(row_ptr, n, block, PLANE, FORM, BLOCK, WIDTH):
     """Return pointers to the bytes of a plane of a tile's codes, and which of them are there."""
     if FORM[BITS] & -(2 * PLANE):  # planes of more bits come before
         blocks = (n.to(tl.int64) + (BLOCK - 1)) // BLOCK
@@ -74,16 +74,13 @@ def bytes_at(row_ptr, n, block, PLANE: tl.constexpr, FORM: tl.constexpr, BLOCK: 
 
 
 @triton.jit
-def load_plane(
-    row_ptr, n, block, PLANE: tl.constexpr,
-    FORM: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
+def load_plane(row_ptr, n, block, PLANE, FORM, BLOCK, MASKED, WIDTH):
     at, some = bytes_at(row_ptr, n, block, PLANE, FORM, BLOCK, WIDTH)
     return split(load(at, some if MASKED else None), PLANE) << (FORM[BITS] & -(2 * PLANE))
 
 
 @triton.jit
-def locate(tile, n, FORM: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MASKED: tl.constexpr):
+def locate(tile, n, FORM, BLOCK, BLOCKS, MASKED):
     """Return the index of each block of the tile, and the places of its values (BLOCK, BLOCKS) with their mask."""
     block = tile.to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
     place = tl.arange(0, BLOCK)[:, None]
@@ -100,7 +97,7 @@ def locate(tile, n, FORM: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexp
 
 
 @triton.jit
-def values_at(row_ptr, at, WIDTH: tl.constexpr, NARROW: tl.constexpr):
+def values_at(row_ptr, at, WIDTH, NARROW):
     # Triton gives a thread as many neighbouring values as the widest access of the kernel might take. Where accesses
     # are narrower, those of a warp would each touch a part of every line. The promise of less undoes that.
     ptr = row_ptr + at
@@ -111,16 +108,12 @@ def values_at(row_ptr, at, WIDTH: tl.constexpr, NARROW: tl.constexpr):
 
 
 @triton.jit
-def word_of(row_ptr, header_at, block, WORD: tl.constexpr):
+def word_of(row_ptr, header_at, block, WORD):
     return (row_ptr + header_at + block * (WORD.primitive_bitwidth // 8)).to(tl.pointer_type(WORD))
 
 
 @triton.jit
-def load_values(
-    row_ptr, header_at, n, block,
-    DECODE: tl.constexpr, WORD: tl.constexpr, FORM: tl.constexpr,
-    BLOCK: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr,
-):  # fmt: skip
+def load_values(row_ptr, header_at, n, block, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH):
     word = load(word_of(row_ptr, header_at, block, WORD), block * BLOCK < n if MASKED else None)
     LAST: tl.constexpr = FORM[BITS] & -FORM[BITS]
     codes = load_plane(row_ptr, n, block, LAST, FORM, BLOCK, MASKED, WIDTH)
@@ -133,8 +126,7 @@ def load_values(
 @triton.jit
 def store_values(
     row_ptr, header_at, x, origin, seed, seed_high, n, block, at, inside,
-    MEASURE: tl.constexpr, ENCODE: tl.constexpr, DECODE: tl.constexpr, WORD: tl.constexpr, FORM: tl.constexpr,
-    DRAWN: tl.constexpr, BLOCK: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr,
+    MEASURE, ENCODE, DECODE, WORD, FORM, DRAWN, BLOCK, MASKED, WIDTH,
 ):  # fmt: skip
     """Quantize and store a tile, and return the values that are read from it."""
     CUT: tl.constexpr = MASKED and not FORM[PADDED]

@@ -16,7 +16,7 @@ TWO, THREE = tl.constexpr(1.2479), tl.constexpr(0.7344)  # spacings
 
 
 @triton.jit
-def measure(x, inside, width, MASKED: tl.constexpr, DRAWN: tl.constexpr, FORM: tl.constexpr):
+def measure(x, inside, width, MASKED, DRAWN, FORM):
     TOP: tl.constexpr = (1 << FORM[BITS]) - 1
     WIDE: tl.constexpr = FORM[BITS] == 8 and not FORM[ROTATED]
     if FORM[BITS] == 1 or (FORM[ROTATED] and FORM[BITS] <= 3 and not DRAWN):  # a grid about zero
@@ -52,7 +52,7 @@ def measure(x, inside, width, MASKED: tl.constexpr, DRAWN: tl.constexpr, FORM: t
 
 
 @triton.jit
-def extremes(x, inside, MASKED: tl.constexpr):
+def extremes(x, inside, MASKED):
     """Return the lowest and the highest value of each block, NaN if it has one, and whether one is not finite."""
     low = tl.min(tl.where(inside, x, INFINITY) if MASKED else x, 0)
     x = tl.where(inside, x, -INFINITY) if MASKED else x
@@ -72,7 +72,7 @@ def higher(a, b):
 
 
 @triton.jit
-def mean_magnitude(x, width, MASKED: tl.constexpr):
+def mean_magnitude(x, width, MASKED):
     """Return the mean |x| of each block, and whether one of its values is not finite."""
     top = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)  # as integers magnitudes keep their order, and NaN
     field = tl.minimum(tl.maximum(top >> 23, 30), 254)
@@ -89,7 +89,7 @@ def bf16_above(x):
 
 
 @triton.jit
-def encode(x, word, scale, draw, FORM: tl.constexpr):
+def encode(x, word, scale, draw, FORM):
     TOP: tl.constexpr = (1 << FORM[BITS]) - 1
     if FORM[BITS] == 1 and draw is None:
         return ((x >= 0) & (scale == scale)[None, :]).to(tl.uint8)
@@ -113,7 +113,7 @@ def encode(x, word, scale, draw, FORM: tl.constexpr):
 
 
 @triton.jit
-def decode(codes, word, FORM: tl.constexpr):
+def decode(codes, word, FORM):
     step, bottom = parts_of(word, FORM)
     if FORM[BITS] == 1:  # half a step with a sign
         below = (step * -0.5).to(tl.uint32, bitcast=True)
@@ -129,7 +129,7 @@ def decode(codes, word, FORM: tl.constexpr):
 
 
 @triton.jit
-def parts_of(word, FORM: tl.constexpr):
+def parts_of(word, FORM):
     if FORM[BITS] == 8 and not FORM[ROTATED]:
         step, bottom = word.to(tl.uint32), (word >> 32).to(tl.uint32).to(tl.float32, bitcast=True)
     else:

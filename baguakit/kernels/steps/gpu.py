@@ -31,7 +31,7 @@ PACKED = tl.constexpr((8, False, False))  # the FORM of packed gradients
 
 
 @triton.jit
-def update(p, g, u, v, n, RULE: tl.constexpr, DECAY: tl.constexpr, NESTEROV: tl.constexpr, STATES: tl.constexpr):
+def update(p, g, u, v, n, RULE, DECAY, NESTEROV, STATES):
     if RULE == "Lion":
         decay, old, new, kept, taken, rate, _ = n
         c = u * old + g * new
@@ -66,23 +66,20 @@ def drawn(x, at, seed, seed_high):
 
 
 @triton.jit
-def column(record, FIELD: tl.constexpr, TYPE: tl.constexpr, WIDE: tl.constexpr):
+def column(record, FIELD, TYPE, WIDE):
     # Four values a thread whatever their type, so that those of all columns meet in one thread without being moved.
     pointer = tl.load(record + FIELD).to(tl.pointer_type(TYPE))
     return tl.multiple_of(pointer, 4 * (TYPE.primitive_bitwidth // 8)) if WIDE else pointer
 
 
 @triton.jit
-def places(tile, LINE: tl.constexpr, TILE: tl.constexpr):
+def places(tile, LINE, TILE):
     """Return the places of a tile's values, in lines."""
     return (tile * TILE + tl.arange(0, TILE // LINE) * LINE)[:, None] + tl.arange(0, LINE)[None, :]
 
 
 @triton.jit
-def gradients(
-    record, tile, at, inside,
-    G: tl.constexpr, WIDE: tl.constexpr, BLOCK: tl.constexpr, LINE: tl.constexpr, TILE: tl.constexpr,
-):  # fmt: skip
+def gradients(record, tile, at, inside, G, WIDE, BLOCK, LINE, TILE):
     if BLOCK is None:
         return load(column(record, G_AT, G, WIDE) + at, inside).to(tl.float32)
     else:
@@ -97,11 +94,8 @@ def gradients(
 
 @triton.jit
 def step_tile(
-    record, tile, n, factor, seed, seed_high,
-    RULE: tl.constexpr, DECAY: tl.constexpr, NESTEROV: tl.constexpr, STATES: tl.constexpr, P: tl.constexpr,
-    G: tl.constexpr, MASTER: tl.constexpr, DRAWN: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
-    WIDE: tl.constexpr,
-):  # fmt: skip
+    record, tile, n, factor, seed, seed_high, RULE, DECAY, NESTEROV, STATES, P, G, MASTER, DRAWN, BLOCK, TILE, WIDE
+):
     # Lines are blocks of packed gradients, or the tile; half as long where values move one by one. For Triton gives a
     # thread as many neighbouring values as the widest access to tensors of the same shape takes; those of the other
     # branch are of another, so that here neighbours belong to neighbouring threads.
@@ -264,7 +258,7 @@ TURN = 1024  # values that a program of a norm adds at a time: a sum in two stag
 
 
 @triton.jit
-def squares(record, tile, G: tl.constexpr, WIDE: tl.constexpr, TILE: tl.constexpr, TURN: tl.constexpr):
+def squares(record, tile, G, WIDE, TILE, TURN):
     """Return the sum of a tile's squares, of `TURN` values at a time."""
     values, n = column(record, G_AT, G, WIDE), tl.load(record + LENGTH)
     LINE: tl.constexpr = TURN if WIDE else TURN // 2  # as in a step
