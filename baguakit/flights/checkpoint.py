@@ -209,8 +209,7 @@ def gathered(parameters: Mapping[str, Any], bucket: Bucket, names: Names, path: 
 def whole_of(saved: Mapping[str, Any], names: Names) -> set[str]:
     """Return the paths of tensors that were saved whole under the name of each parameter.
 
-    Earlier versions did not save these paths. Then they are the paths of scalars, if some parameter is not a scalar or
-    the path ends with ".step".
+    Earlier versions did not save these paths: they are those of scalars whose parameter has another shape, or "….step".
     """
     if "whole" in saved:
         return set(saved["whole"])

@@ -4,8 +4,7 @@
                                       ↖  state_dict, load_state_dict
 
 `bk.attach` and the hooks of DDP and FSDP2 launch in different places: each has a subclass of `Life`. This module holds
-the collective parts that they share: agreement, landing, saved states and the end. `Attached` is the user's view of a
-life.
+the collective parts that they share: agreement, landing, saved states and the end. `Attached` is the user's view.
 """
 
 import time

@@ -1,6 +1,6 @@
-"""The same stages in the hooks of other trainers: `DistributedDataParallel`, FSDP2 and Lightning.
+"""Stages in the hooks of other trainers: `DistributedDataParallel`, FSDP2 and Lightning.
 
-Only `interop.lightning.BaguaStrategy` needs Lightning, and imports it at its first use.
+Only `interop.lightning.BaguaStrategy` needs Lightning. Lightning is imported at its first use.
 """
 
 from . import lightning

@@ -2,8 +2,8 @@
 
     g of a bucket is ready → launched on the lane, in the order of the buckets → landed when backward ends
 
-DDP asks its hook for a future of each bucket and continues with backward; so the stage overlaps it, on a CUDA stream or
-a thread. After the first backward DDP makes new buckets: the state of a stage follows the parameters.
+DDP asks its hook for a future of each bucket and continues with backward. So the stage overlaps backward, on a CUDA
+stream or a thread. After the first backward DDP makes new buckets, and the state of a stage follows the parameters.
 """
 
 import contextlib
@@ -41,22 +41,22 @@ def ddp(
 
         handle = bk.interop.ddp(ddp_model, bk.stages.ErrorFeedback(bk.stages.CompressedMean()))
 
-    Collective. `no_sync()`, `find_unused_parameters`, `static_graph` and `gradient_as_bucket_view` are DDP's as before;
-    its `join()` is not, since a rank that has finished cannot answer for a stage. After `detach()` DDP averages again.
+    Collective. DDP's `no_sync()`, `find_unused_parameters`, `static_graph` and `gradient_as_bucket_view` still work.
+    Its `join()` does not: a rank that has finished cannot answer for a stage. After `detach()` DDP averages again.
 
     Args:
         ddp_model: the wrapped model.
         stage: such as `bk.stages.CompressedMean()`; or an algorithm on gradients, such as `bk.algorithms.bytegrad()`.
-        comm: the ranks of the model's process group, in a `Comm(mesh=…)` that knows the nodes for `Hierarchical`;
-            None means that group.
-        scaler: the GradScaler in use, so that the stage sees gradients without its factor.
-        timeout: seconds (or a timedelta) after which a flight is given up and the rank at fault is named; None: 600.
+        comm: the ranks of the model's process group; `Hierarchical` needs a `Comm(mesh=…)`, which knows the nodes;
+            None means that process group.
+        scaler: the GradScaler in use; the stage then gets unscaled gradients.
+        timeout: seconds (or a timedelta) after which a flight fails and the rank at fault is named; None: 600.
 
     Returns:
         A `Handle`: `state_dict`, `load_state_dict`, `report`, `detach`.
 
     Raises:
-        TypeError, ValueError: something cannot work, or ranks differ; on every rank.
+        TypeError, ValueError: arguments cannot work together, or differ between ranks. Raised on every rank.
     """
     if not isinstance(ddp_model, DistributedDataParallel):
         raise TypeError(
@@ -126,7 +126,7 @@ class DataParallelLife(HookLife):
 
 
 def settle(future: Future[Tensor], flat: Tensor) -> None:
-    """Set the future of a bucket, after a failure too, so that DDP does not wait forever: `Life.land` raises."""
+    """Set the future of a bucket, even after a failure: DDP must not wait forever. `Life.land` raises the error."""
     with contextlib.suppress(RuntimeError):  # it has been set
         future.set_result(flat)
 
@@ -135,9 +135,9 @@ _lives: "weakref.WeakKeyDictionary[DistributedDataParallel, DataParallelLife | N
 
 
 def average(state: Any, bucket: GradBucket) -> Future[Tensor]:
-    """Return the future of a bucket that DDP has filled: the hook of a model, of which DDP takes only one, ever.
+    """Return the future of a bucket that DDP has filled. A DDP model accepts one hook ever, and this is the hook.
 
-    Without a life, after `detach()`, average it as DDP does. `state` is a weak reference to the model.
+    Without a life, after `detach()`, average the bucket like DDP. `state` is a weak reference to the model.
     """
     model = state()
     if (life := _lives[model]) is not None:

@@ -1,4 +1,4 @@
-"""The handle of stages in the hooks of DDP or FSDP2, and their life there."""
+"""The user's handle and the `Life` of stages in the hooks of DDP or FSDP2."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ from ..topology.chosen import chooses
 
 
 class HookLife(Life[Setup]):
-    """The life of stages in the hooks of a wrapped model. A step, and a round, is a backward that is averaged."""
+    """The life of stages in the hooks of a wrapped model. Each backward that is averaged is a step and a round."""
 
     def __init__(self, make: Callable[[], Setup], comm: Comm, timeout: Any) -> None:
         if comm.membership.changes:
@@ -38,7 +38,7 @@ class HookLife(Life[Setup]):
         self.runners = [HookRunner(i, rule, [], self.channel, names=setup.names) for i, rule in enumerate(setup.rules)]
 
     def make_setup(self) -> Setup:
-        """Make the setup of this rank, with what hooks have in common."""
+        """Make the setup of this rank, and do the checks that all hooks share."""
         setup = self.make()
         check_device(self.comm.group, setup.device)
         check_scaler(setup.scaler, setup.rules)
@@ -47,7 +47,7 @@ class HookLife(Life[Setup]):
         return replace(setup, lines=(*map(repr, setup.rules), f"scaler={setup.scaler is not None}", *setup.lines))
 
     def begin(self) -> HookRunner | None:
-        """Return the runner whose rule acts in the backward under way, if any. Called by each hook."""
+        """Return the runner whose rule acts in the current backward, if any. Called by each hook."""
         self.runtime.monitor.check()
         task = torch._C._current_graph_task_id()
         if task != self.task:
@@ -59,9 +59,9 @@ class HookLife(Life[Setup]):
         return next(iter(self.acting()), None)
 
     def launch(self, runner: HookRunner, called: int, flat: Tensor, params: Sequence[Tensor], *how: Any) -> int:
-        """Launch bucket `called` of the hook, and return its number here; for `how` see `HookRunner.take_off`.
+        """Launch bucket `called` of the hook, and return the runner's number of it. `how`: see `HookRunner.take_off`.
 
-        Its flights decide together if they remember something.
+        If flights change a state, all flights of a backward decide together whether to keep the changes.
         """
         i = runner.fit(called, flat, params)
         if not runner.ledgers[0].launches:
@@ -73,7 +73,7 @@ class HookLife(Life[Setup]):
         return i
 
     def show_fault(self, x: Tensor) -> None:
-        """Let the gradients `x` (n,), which have landed, be NaN on a GPU if the monitor has given up by now."""
+        """Set the landed gradients `x` (n,) to NaN on a GPU if the monitor has given up by now."""
         if fault := self.channel.monitor.fault:
             fault.multiply_([x])
 
@@ -85,7 +85,7 @@ class HookLife(Life[Setup]):
             self.clock.step += 1
 
     def rows(self) -> Iterable[Row]:
-        """Return the rows of a report that are not of rules."""
+        """Return the rows of a report that belong to no rule."""
         return ()
 
     def save(self, runner: Any, flights: bool, same_ranks: bool) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class HookLife(Life[Setup]):
 class Handle(Attached):
     """Stages at work in the hooks of a wrapped model; made by `ddp` and `fsdp`. A context manager: leaving it detaches.
 
-    A *round*, and a *step*, is a backward whose gradients are averaged.
+    Each backward whose gradients are averaged is a *step* and a *round*.
     """
 
     _life: HookLife
@@ -109,7 +109,7 @@ class Handle(Attached):
     def report(self) -> Report:
         """Return bytes, formats and seconds exposed, by rule and bucket, since the buckets were made. Local.
 
-        With `weights=` in `fsdp`, the rows of gathered weights, by FSDP module, too.
+        With `weights=` in `fsdp`, it also has rows for the gathered weights, by FSDP module.
         """
         report = make_report(self._life)
         return replace(report, rows=(*report.rows, *self._life.rows()))
@@ -119,8 +119,8 @@ def rules_on_gradients(stage: Any) -> tuple[Rule, ...]:
     """Return the rules of a stage, or of an algorithm on gradients such as `bytegrad()`.
 
     Raises:
-        TypeError: it is neither, or acts on weights.
-        ValueError: it has a delay, acts on some of the parameters only, or two rules act in one step.
+        TypeError: `stage` is neither a stage nor an algorithm, or it acts on weights.
+        ValueError: a rule has a delay, acts on some of the parameters only, or two rules act in one step.
     """
     if isinstance(stage, Stage):
         stage = during_backward(stage)

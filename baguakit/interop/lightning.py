@@ -1,6 +1,6 @@
 """Algorithms in Lightning:  Trainer(strategy=BaguaStrategy("bytegrad"), devices=2)
 
-Lightning is imported when `BaguaStrategy` is first asked for: to see this namespace takes no Lightning.
+Lightning is imported at the first use of `BaguaStrategy`. Importing this module does not need Lightning.
 """
 
 from typing import TYPE_CHECKING, Any

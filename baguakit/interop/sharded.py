@@ -3,13 +3,13 @@
     comm: ranks with the same shards      gradients are scattered by FSDP, and then averaged by the stage over `comm`
     comm: None, or the shards' own group  gradients are scattered by the first half of the stage
 
-The first is sharding within nodes and any stage between them. FSDP runs its reductions and their hooks on a stream of
-their own: that stream waits for the flight of a hook, and backward continues. On a CPU backward waits.
+The first case is sharding within nodes and any stage between nodes. FSDP runs its reductions and their hooks on a
+separate stream. That stream waits for the flight of a hook, and backward continues. On a CPU backward waits.
 
-By the first half of a stage a rank gets its own shard of the mean, and sends only what the others need:
+The first half of a stage gives each rank its own shard of the mean, and a rank sends only the shards of other ranks:
 
     s_r ← (1/n) Σ_q shard r of x_q                      Mean()
-    s_r ← (1/n) Σ_q Q(shard r of x_q)                   CompressedMean(Q): one loss, where an all-reduce has two
+    s_r ← (1/n) Σ_q Q(shard r of x_q)                   CompressedMean(Q): one compression; an all-reduce has two
     y ← x + e;  s_r ← one of these of y;  e ← y − Q(y)  ErrorFeedback(CompressedMean(Q))
 """
 
@@ -56,25 +56,25 @@ def fsdp(
         fully_shard(model, mesh=mesh["intra"])
         handle = bk.interop.fsdp(model, bk.stages.CompressedMean(), comm=bk.Comm(mesh.get_group("inter")))
 
-    Collective. What a stage remembers of each module is its own. `set_requires_gradient_sync(False)` accumulates
-    gradients without reducing them, as before.
+    Collective. The stage has a separate state for each FSDP module. `set_requires_gradient_sync(False)` still
+    accumulates gradients without reducing them.
 
     Args:
         model: a model whose modules have been given to `fully_shard`, on one mesh dimension.
-        stage: with `comm` any stage, or algorithm on gradients such as `bk.algorithms.power_sgd()`; without it
-            `Mean()`, `CompressedMean()` or `ErrorFeedback(CompressedMean())`: a quarter of the bytes of FSDP.
-        comm: the ranks that hold the same shards; None means those over which FSDP shards.
-        weights: a compressor of the weights that FSDP gathers (only without `comm`). Ranks then compute with weights
-            that are alike, and rounded; the optimizer's own are not. A report has a row for each module's.
+        stage: with `comm`, any stage, or an algorithm on gradients such as `bk.algorithms.power_sgd()`. Without `comm`,
+            `Mean()`, `CompressedMean()` or `ErrorFeedback(CompressedMean())`: 8 bits send 1/4 of the bytes of fp32.
+        comm: the ranks that hold the same shards; None means the ranks over which FSDP shards.
+        weights: a compressor of the weights that FSDP gathers (only without `comm`). All ranks then compute with the
+            same rounded weights; the optimizer's weights are not rounded. A report has a row for each module's weights.
         broadcast: with `comm`, begin with the weights and buffers of its rank 0.
-        scaler: the `ShardedGradScaler` in use, so that stages see gradients without its factor.
-        timeout: seconds (or a timedelta) after which a flight is given up and the rank at fault is named; None: 600.
+        scaler: the `ShardedGradScaler` in use; stages then get unscaled gradients.
+        timeout: seconds (or a timedelta) after which a flight fails and the rank at fault is named; None: 600.
 
     Returns:
         A `Handle`: `state_dict`, `load_state_dict`, `report`, `detach`.
 
     Raises:
-        TypeError, ValueError: something cannot work, or ranks differ; on every rank.
+        TypeError, ValueError: arguments cannot work together, or differ between ranks. Raised on every rank.
     """
     instance("model", model, nn.Module, "an nn.Module")
     reshard(model)
@@ -110,17 +110,17 @@ def fsdp(
 class Unit:
     """The parameters of one `fully_shard` call, which FSDP2 reduces together.
 
-    No other part of this package reads FSDP2's own objects: torch documents how to hook a module, but neither the
-    modules that share one reduction (`fully_shard([a, b])`) nor the layout of parameters in the tensor that a hook
-    gets. Both are read here, as torch 2.13 has them.
+    No other part of this package reads FSDP2's internal objects. Torch documents how to hook a module. It does not
+    document which modules share one reduction (`fully_shard([a, b])`), nor the layout of parameters in the tensor that
+    a hook gets. Both are read here, as they are in torch 2.13.
 
     Attributes:
-        name: of the module, or the first of several.
-        module: takes the hooks.
+        name: the name of the module, or of the first of several.
+        module: the module that takes the hooks.
         group: the process group over which FSDP shards; ranks reduce and gather in it.
-        replicated: FSDP averages over a second dimension of its mesh as well.
-        shards: stand-ins without memory for the padded shards of trainable parameters in a tensor of gradients, in
-            order, and their names; complex ones are real pairs. Before FSDP has scattered them: all shards of the
+        replicated: whether FSDP averages over a second dimension of its mesh as well.
+        shards: {meta tensor: name} for the padded shards of trainable parameters, in the order of the tensor of
+            gradients; complex ones as pairs of real values. If FSDP has not scattered the gradients: all shards of the
             first rank, then all shards of the second, and so on.
     """
 
@@ -136,10 +136,10 @@ class Unit:
 
 
 def units_of(model: nn.Module, comm: Comm | None) -> list[Unit]:
-    """Return the units of a model, in the order of its modules; gradients are scattered before `comm` gets them.
+    """Return the units of a model, in the order of its modules. FSDP scatters first if `comm` has other ranks.
 
     Raises:
-        TypeError: `fully_shard` has not been called on any of its modules.
+        TypeError: `fully_shard` has not been called on any module of the model.
         ValueError: a module's parameters are sharded over several meshes.
     """
     units, seen = [], set()
@@ -181,7 +181,7 @@ def units_of(model: nn.Module, comm: Comm | None) -> list[Unit]:
 
 
 def check_units(units: list[Unit], comm: Comm, across: bool) -> None:
-    """Raise a ValueError unless all units are sharded over one group, and `comm` is that or one across it."""
+    """Raise a ValueError unless all units are sharded over one group, and `comm` is this group or one across it."""
     first, ours = units[0], members_of(comm.group)
     for unit in units:
         if unit.ranks != first.ranks:
@@ -207,8 +207,8 @@ def check_units(units: list[Unit], comm: Comm, across: bool) -> None:
 class ShardedLife(HookLife):
     """The life of stages in the hooks of an FSDP2 model.
 
-    Stages work `across` ranks that hold the same shards, in FSDP's all-reduce hooks; or else the first half of stages
-    takes the place of FSDP's reduce-scatter, and a compressor of `weights` that of its all-gather.
+    With `across`, stages work between ranks that hold the same shards, in FSDP's all-reduce hooks. Otherwise the first
+    half of stages replaces FSDP's reduce-scatter, and a compressor of `weights` replaces its all-gather.
     """
 
     def __init__(
@@ -234,8 +234,8 @@ class ShardedLife(HookLife):
                     self.hook_within(i, unit.module, weights)
 
     def hook_within(self, i: int, module: Any, weights: Compressor | None) -> None:
-        """Put the first half of stages in the place of FSDP's reduce-scatter of unit `i`."""
-        # Here, since it takes seconds to import; and torch says in no other way how to have its own again.
+        """Replace FSDP's reduce-scatter of unit `i` by the first half of stages."""
+        # Imported here, since it takes seconds. Torch has no public way to restore its own functions.
         from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
         module.set_custom_reduce_scatter(ReduceScatter(self, i))
@@ -253,7 +253,7 @@ class ShardedLife(HookLife):
                 yield row_of(gather.ledger, name, number, gather.i, gather.values, gather.dtype)
 
     def fly(self, i: int, x: Tensor, *how: Any) -> bool:
-        """Let the stage that acts average `x` (n,), the gradients of unit `i`; the current stream waits for it.
+        """Average `x` (n,), the gradients of unit `i`, with the stage of this step. The current stream waits for it.
 
         Returns:
             True if a stage acts in this step.
@@ -298,7 +298,7 @@ class ReduceScatter(Allocator):
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
     ) -> None:
-        """Fill the output with this rank's shard, on the current stream. There is nothing to wait for."""
+        """Write this rank's shard to `output_tensor`, on the current stream. Return None: nothing to wait for."""
         if op not in (ReduceOp.AVG, ReduceOp.SUM):
             raise RuntimeError(
                 "set_gradient_divide_factor asks FSDP for a weighted sum, and a stage makes means; "
@@ -313,7 +313,7 @@ class ReduceScatter(Allocator):
 
 @dataclass(eq=False)
 class AllGather(Allocator):
-    """FSDP's all-gather of the weights of unit `i`, compressed, and what it has sent."""
+    """FSDP's all-gather of the weights of unit `i`, compressed, with a ledger of its sent bytes."""
 
     life: ShardedLife
     i: int
@@ -323,7 +323,7 @@ class AllGather(Allocator):
     ledger: Ledger = field(default_factory=Ledger)
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> None:
-        """Fill the output, on the current stream. There is nothing to wait for."""
+        """Write the weights to `output_tensor`, on the current stream. Return None: nothing to wait for."""
         channel, formats = self.life.channel, list[SentFormat]()
 
         def work(comm: Comm) -> None:
@@ -354,13 +354,13 @@ def check_scatter(stage: Stage) -> None:
 
 
 def scatter(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:
-    """Return this rank's shard (n / size,) of the result of `stage` for `x` (n,), n being a multiple of the ranks."""
+    """Return this rank's shard (n / size,) of the result of `stage` for `x` (n,). n is a multiple of `size`."""
     if not isinstance(stage, ErrorFeedback):
         return _scatter(stage, x, comm, None)
     e = state["residual"]
     lost = torch.zeros_like(e)
     shard = _scatter(stage.inner, x + e, comm, lost)
-    # A shard that is not finite is known to one rank only, and all must keep what they had.
+    # Only one rank sees that its shard is not finite, but then all ranks must keep their old residuals.
     is_finite = finite(shard).float()
     update_if_finite_(e, lost, where=comm.all_reduce(is_finite, ReduceOp.MIN) > 0)
     return shard.to(x.dtype)

@@ -1,10 +1,10 @@
 """The strategy for Lightning:  Trainer(strategy=BaguaStrategy("bytegrad"), devices=2)
 
-The model is attached to (`bk.attach`) and not wrapped. Lightning accumulates, unscales, clips, logs and saves as usual,
-since gradients have been averaged when its backward returns.
+`bk.attach` sets hooks on the model and does not wrap it. Gradients have been averaged when Lightning's backward
+returns, so Lightning accumulates, unscales, clips, logs and saves as usual.
 """
 
-# Types are checked where Lightning is missing, too; there its classes are Any.
+# Types are also checked without Lightning. Then its classes are Any.
 # mypy: disable-error-code="import-not-found, misc, override"
 
 import contextlib
@@ -35,24 +35,24 @@ KEY = "baguakit"  # in a checkpoint
 class BaguaStrategy(DDPStrategy):
     """Lightning's data parallelism with the communication of an algorithm.
 
-    Where ranks have weights or memory of their own (gossip, local steps, error feedback), a checkpoint is Lightning's
-    file, of rank 0, and one more for each other rank, in a folder `ranks` beside it. A fit that resumes on as many
-    ranks continues exactly. Evaluation uses rank 0's weights, as Lightning's DDP does;
-    `trainer.strategy.attachment.merge()` in a callback makes them the mean first.
+    If weights or state differ between ranks (gossip, local steps, error feedback), a checkpoint is Lightning's file,
+    from rank 0, and a file for each other rank, in a folder `ranks` beside it. A fit that resumes on the same number of
+    ranks continues exactly. Evaluation uses rank 0's weights, like Lightning's DDP; call
+    `trainer.strategy.attachment.merge()` in a callback to use the mean of all ranks.
 
     Args:
         algorithm: such as `bk.algorithms.bytegrad()`, or a tuple of rules; or the name of one of
             `bk.algorithms`, which is called without arguments.
-        bucket_bytes: the size of a bucket of parameters, which travel together; about, since it holds whole ones.
-        flight_timeout: seconds (or a timedelta) after which a flight is given up and the rank at fault is named.
-        options: options of `DDPStrategy` that are not about its wrapper, such as `process_group_backend`, `timeout`,
-            `start_method`, `precision_plugin` and `checkpoint_io`.
+        bucket_bytes: the approximate size of a bucket. A bucket holds whole parameters, which are sent together.
+        flight_timeout: seconds (or a timedelta) after which a flight fails and the rank at fault is named.
+        options: options of `DDPStrategy` itself, not of the DDP wrapper: `process_group_backend`, `timeout`,
+            `start_method`, `precision_plugin`, `checkpoint_io` and others.
 
     Attributes:
-        attachment: while the trainer fits, with `merge()`, `report()`, `consensus_distance()`; else None.
+        attachment: the `Attachment` while the trainer fits, else None.
 
     Raises:
-        ValueError, TypeError: there is no such algorithm, or an option is about the wrapper that is not there.
+        ValueError, TypeError: there is no such algorithm, or an option is for the DDP wrapper, which is not used.
     """
 
     def __init__(
@@ -84,10 +84,10 @@ class BaguaStrategy(DDPStrategy):
             self.attachment = self._attach(module, self.optimizers, self.rules, comm=self._comm(), scaler=scaler)
 
     def configure_ddp(self) -> None:
-        """Leave the model as it is."""
+        """Do nothing: the model is not wrapped."""
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        """Step, after the forward and backward of `closure`: rules expect them before the step."""
+        """Call `closure` (forward and backward) and then step: rules expect backward before the step."""
         result = closure()
         return super().optimizer_step(optimizer, lambda: result, model, **kwargs)
 
@@ -96,7 +96,7 @@ class BaguaStrategy(DDPStrategy):
         return contextlib.nullcontext() if self.attachment is None else self.attachment.no_sync()
 
     def on_exception(self, exception: BaseException) -> None:
-        """Detach at once, waiting for nobody, and tell the other ranks why."""
+        """Detach at once without waiting for other ranks, and tell them the exception."""
         attachment, self.attachment = self.attachment, None
         if attachment is not None:
             attachment.__exit__(type(exception), exception, None)
@@ -120,11 +120,11 @@ class BaguaStrategy(DDPStrategy):
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
-        """Return True: a resume attaches first, and then loads model, optimizer and attachment."""
+        """Return True: a resume first attaches, and then loads the model, the optimizers and the attachment."""
         return True
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Write Lightning's file, and this rank's own where ranks differ."""
+        """Write Lightning's file, and a file of this rank if ranks differ."""
         if self.attachment is None or "optimizer_states" not in checkpoint:  # only weights are saved
             super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
             return
@@ -138,7 +138,7 @@ class BaguaStrategy(DDPStrategy):
             self.checkpoint_io.save_checkpoint(part, path, storage_options=storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Read Lightning's file, or in a resumed fit what this rank wrote."""
+        """Read Lightning's file and, in a resumed fit of ranks that differ, the file of this rank."""
         checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, *args, **kwargs)
         saved: Any = checkpoint.get(KEY)
         module: Any = self.lightning_module
@@ -165,13 +165,13 @@ class BaguaStrategy(DDPStrategy):
             self.checkpoint_io.remove_checkpoint(part_of(filepath, self.global_rank))
 
 
-# What DDPStrategy takes for itself; the rest it hands on to the wrapper.
+# The options that DDPStrategy uses itself. It passes all others to the DDP wrapper.
 OPTIONS = {"accelerator", "checkpoint_io", "cluster_environment", "parallel_devices", "precision_plugin"}
 OPTIONS |= {"process_group_backend", "start_method", "timeout"}
 
 
 def part_of(filepath: Any, rank: int) -> str:
-    """Return the path of the part of another rank than 0: in a folder, or Lightning would take it for a checkpoint."""
+    """Return the path of a rank's part, in a folder: elsewhere Lightning would take the part for a checkpoint."""
     path = os.fspath(filepath)
     folder, name = os.path.split(os.path.realpath(path) if os.path.islink(path) else path)
     return os.path.join(folder, "ranks", f"{name}.{rank}")

@@ -1,4 +1,4 @@
-"""The runtime that attachments and handles share: setups, monitor, process groups and lanes, from start to end."""
+"""The runtime that attachments and handles share: it makes and closes the monitor, process groups and lanes."""
 
 from .agreement import (
     AnySetup,

@@ -1,8 +1,8 @@
-"""Setups: each rank makes its own, and all ranks compare theirs before anything is sent.
+"""Setups: each rank makes one, and all ranks compare their setups before anything is sent.
 
-`plain_names` leaves out of the names of parameters the components that wrappers of modules add:
-`torch.compile` calls a module `_orig_mod`, DDP `module`, FSDP `_fsdp_wrapped_module`, and activation checkpointing
-`_checkpoint_wrapped_module`. A state is saved under names without them, and so loads with other wrappers or without.
+`plain_names` removes the parts of parameter names that wrappers add: `torch.compile` adds `_orig_mod`, DDP `module`,
+FSDP `_fsdp_wrapped_module`, and activation checkpointing `_checkpoint_wrapped_module`. States are saved under plain
+names, so they load with other wrappers or without.
 """
 
 import hashlib
@@ -43,13 +43,13 @@ class Setup:
     lines: tuple[str, ...]  # text that must be the same on all ranks; never contains a callable
 
     def loss_scale(self) -> Tensor | None:
-        """Return the factor of the loss, if a scaler is enabled."""
+        """Return the scale factor of the loss, if a scaler is enabled, else None."""
         return self.scaler._scale if self.scaler is not None and self.scaler.is_enabled() else None
 
     def groups(self, channel: int) -> frozenset[str]:
         """Return the kinds of groups that the work on a channel uses.
 
-        Channel 0 also carries what no rule sends, and with gradients travel their flags.
+        Channel 0 also carries messages that belong to no rule. Flags are sent with gradients over the flat group.
         """
         rules = [rule for rule in self.rules if channel_of(rule) == channel]
         flat = channel == 0 or any(rule.what == "grad" for rule in rules)
@@ -60,7 +60,7 @@ AnySetup = TypeVar("AnySetup", bound=Setup)
 
 
 def on_mesh(setup: AnySetup, comm: Comm) -> AnySetup:
-    """Return a setup whose lines begin with the mesh of the ranks, which must be the same on all."""
+    """Return a setup whose lines begin with the mesh of the ranks, so that it is compared between ranks."""
     mesh: Any = comm.mesh
     said = f"mesh={mesh!r}" if mesh is None or mesh == HOSTS else f"mesh {mesh.mesh_dim_names} {mesh.mesh.tolist()}"
     return replace(setup, lines=(said, *setup.lines))
@@ -88,7 +88,7 @@ def check_scaler(scaler: Any, rules: Sequence[Rule]) -> None:
 
 
 def as_time(timeout: Any) -> timedelta:
-    """Return the time after which a flight is given up, from the argument of the user."""
+    """Return the time after which a flight fails, from the user's argument."""
     if timeout is None:
         return timedelta(minutes=10)
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
@@ -111,7 +111,7 @@ def named(model: nn.Module) -> dict[Tensor, str]:
 
 
 def plain_names(names: Collection[str]) -> dict[str, str]:
-    """Map each name to its name without wrappers, or to itself where two names would become the same."""
+    """Map each name to its name without wrappers, or to itself if two names would become equal."""
     plain = {}
     for name in names:
         *modules, own = name.split(".")
@@ -137,14 +137,14 @@ ERROR = "error"  # in place of the digest of a rank that could not make its setu
 
 
 def agree(monitor: Monitor, make: Callable[[], AnySetup], label: str = "attach()", verb: str = "attach") -> AnySetup:
-    """Make this rank's setup and compare it with the others' through the store, which needs no group. Collective.
+    """Make this rank's setup and compare it with the others' through the store, not in a group. Collective.
 
-    `label` and `verb` say in errors what the ranks do.
+    `label` and `verb` name the action of the ranks in errors.
 
     Raises:
-        ValueError: two setups differ, or `make` has raised on another rank; on all ranks.
-        Exception: raised by `make`.
-        PeerError: a rank has not come within the timeout.
+        ValueError: two setups differ, or `make` has raised on another rank. All ranks raise it.
+        Exception: the error of `make` on this rank.
+        PeerError: a rank did not make this call within the timeout.
     """
     collective = Collective(label=label)
     key = f"agree/{monitor.launched(0, collective).number}"
@@ -164,7 +164,7 @@ def agree(monitor: Monitor, make: Callable[[], AnySetup], label: str = "attach()
 
 
 def first_said(monitor: Monitor, label: str, text: str) -> str:
-    """Return the text of the first rank that called this here, all in the same order. Waits for no rank."""
+    """Return the `text` of the rank that makes this call first. Waits for no rank. All make calls in the same order."""
     if monitor.size == 1:
         return text
     collective = Collective(label=label)
@@ -173,7 +173,7 @@ def first_said(monitor: Monitor, label: str, text: str) -> str:
 
 
 def _asked(monitor: Monitor, collective: Collective, ask: Callable[[], Any]) -> Any:
-    """Return the answer of the store to a collective that has been launched."""
+    """Call `ask`, which queries the store, as the work of a launched collective, and return the answer."""
     lane = CpuLane("baguakit agree")  # a store that does not answer blocks the thread, which is not joined
     collective.flight = lane.run(ask, collective.label)
     lane.close(wait=False)
@@ -183,8 +183,8 @@ def _asked(monitor: Monitor, collective: Collective, ask: Callable[[], Any]) -> 
 def _compared(monitor: Monitor, key: str, written: Written, verb: str) -> str:
     """Write a digest of this rank's error or lines, and return the difference that rank 0 finds; "" for none.
 
-    Only a rank that differs writes its error or lines. However many ranks there are, a rank makes four requests, and
-    one each time that it asks whether the others are done.
+    Only the first rank that differs writes its error or lines. If none differs, a rank makes four requests, for any
+    number of ranks, and one more for each query whether the others are done.
     """
     store, mine, verdict, told = monitor.store, f"{key}/{monitor.rank}", f"{key}/verdict", f"{key}/told"
     text = json.dumps(written).encode()
@@ -212,14 +212,14 @@ def _awaited(monitor: Monitor, key: str) -> bytes:
 
 
 def odd_one(digests: Sequence[bytes]) -> int:
-    """Return the first rank that has an error, else the first with another digest than rank 0; -1 if there is none."""
+    """Return the first rank with an error, else the first whose digest differs from rank 0's; -1 if there is none."""
     if (error := ERROR.encode()) in digests:
         return digests.index(error)
     return next((rank for rank, digest in enumerate(digests) if digest != digests[0]), -1)
 
 
 def difference(rank: int, ours: Written, theirs: Written, verb: str) -> str:
-    """Return a sentence about a rank that has an error, or other lines than rank 0, whose are `ours`."""
+    """Return a sentence that names the error of `rank`, or its first line that differs. `ours` is from rank 0."""
     if theirs[0] is not None:
         return f"rank {rank} could not {verb}: {theirs[0]}"
     pairs = zip_longest(ours[1], theirs[1], fillvalue="nothing more")
@@ -235,7 +235,7 @@ def broadcast_tensors(tensors: Iterable[Tensor], comm: Comm, device: torch.devic
 
 
 def broadcast_into(x: Tensor, comm: Comm, device: torch.device, source: int = 0) -> None:
-    """Overwrite `x`, of any dtype, device and layout in memory, by that of rank `source`. Collective."""
+    """Overwrite `x` (any dtype, device and memory layout) with `x` of rank `source`. Collective."""
     if x.layout is not torch.strided:  # its values and their places are tensors of other lengths on each rank
         there = comm.broadcast_object(x.cpu(), source)
         x.resize_as_sparse_(there).copy_(there)  # `x` itself: a detached one would have others

@@ -1,6 +1,6 @@
 """The runtime of attachments and handles, from start to end.
 
-First the monitor starts, and then groups are made, so that a rank that never comes is named.
+The monitor starts before groups are made, so that it can name a rank that does not come.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ SLOWEST_CONNECTION = 5.0  # seconds that the store may take to answer a new conn
 
 @contextlib.contextmanager
 def or_abandon(made: Any) -> Iterator[None]:
-    """Call `made.abandon(error)` if the body raises: whatever has been begun ends on this rank."""
+    """Call `made.abandon(error)` if the body raises, to end everything that has begun on this rank."""
     try:
         yield
     except BaseException as error:
@@ -51,21 +51,21 @@ class Channel:
     failed: list[str] = field(default_factory=list)  # what has failed here
 
     def check(self) -> None:
-        """Raise, on the lane, if earlier work was dropped or has failed: messages would meet those it still lacks."""
+        """Raise if earlier work on this lane failed: ranks that still wait for its messages would receive ours."""
         self.monitor.check()
         if self.failed:
             raise PeerError(self.failed[0])
 
     def note(self, label: str, error: Exception) -> None:
-        """Note that work has failed. One rank alone may go on: its messages meet nobody's."""
+        """Record that work has failed. With one rank nothing is recorded: nobody waits for its messages."""
         if self.comm.size > 1:  # in words: the error holds the frames in which it was raised, and they hold groups
             self.failed.append(f"{label} failed on rank {self.comm.rank}: {type(error).__name__}: {error}")
 
     def begin(self, label: str, work: Callable[[Comm], Any], meet: bool = False) -> Collective:
-        """Put `work(comm)` on the lane, on all ranks; `label` is the work in words.
+        """Put `work(comm)` on the lane, on all ranks. `label` describes the work in words.
 
-        With `meet`, wait on the lane until all ranks have made the same call. A call of a user, who may make it on some
-        ranks only, needs that: else its messages would be taken for messages of another flight.
+        With `meet`, the lane waits until all ranks have made the same call. Calls of users need this, because a user
+        may call on some ranks only: then messages would be taken for those of another flight.
         """
         self.monitor.check()
         collective = Collective(label=label)
@@ -85,10 +85,12 @@ class Channel:
         return collective
 
     def together(self, label: str, work: Callable[[Comm], Any], meet: bool = False) -> Any:
-        """Do `work(comm)` on the lane, on all ranks, and return its result. With `meet` the host waits for it.
+        """Do `work(comm)` on the lane, on all ranks, and return its result.
+
+        With `meet`, the lane waits for all ranks first; on CUDA the host waits until the device has finished as well.
 
         Raises:
-            PeerError: names the rank at fault, if the network fails or a rank does not come.
+            PeerError: the network failed or a rank did not come; the error names the rank at fault.
         """
         collective = self.begin(label, work, meet)
         if meet and collective.flight.on_device:  # a call of a user, who may save what it brings
@@ -99,15 +101,15 @@ class Channel:
 class Runtime(Generic[AnySetup]):
     """The monitor, process groups and lanes of an attachment or a handle on this rank.
 
-    Collective. An error in making it is raised on all ranks, and whatever was made is closed. `kind` is that of the
-    hooks, for names that ranks agree on; `make` makes the setup of this rank, and raises if `timeout` is invalid;
-    `aborted` is called when the groups have been aborted, on any thread.
+    Collective. If the constructor fails, all ranks raise the error, and everything made so far is closed. `kind` names
+    the kind of hooks, in names that ranks agree on. `make` makes the setup of this rank, and raises if `timeout` is
+    invalid. `aborted` is called on any thread when the groups have been aborted.
 
     Attributes:
-        setup: the same on all ranks.
+        setup: the setup, the same on all ranks.
         channels: one for work that lands within a step and, if a rule needs it, one for flights that outlast a step.
         host: a channel that moves CPU tensors, if a rule is free-running; else None.
-        over: it has ended.
+        over: whether the runtime has ended.
     """
 
     def __init__(
@@ -153,7 +155,7 @@ class Runtime(Generic[AnySetup]):
     # The end
 
     def finish(self, drain: Callable[[], None]) -> None:
-        """Call `drain`, which waits for what is in the air, and close. Idempotent."""
+        """Call `drain`, which waits for flights in the air, and close the runtime. Idempotent."""
         if self.over:
             return
         with or_abandon(self):
@@ -165,7 +167,7 @@ class Runtime(Generic[AnySetup]):
         self._close(wait=True)
 
     def abandon(self, error: BaseException | None) -> None:
-        """End without waiting for any rank, and tell the others why, or that this one has left. Idempotent."""
+        """End without waiting for any rank. Tell the others the error, or that this rank has left. Idempotent."""
         if self.over:
             return
         self.over = True
@@ -185,7 +187,7 @@ class Runtime(Generic[AnySetup]):
             channel.comm.close()
 
     def groups(self) -> list[Any]:
-        """Return the process groups that were made here: none with one rank, which uses the group of the user."""
+        """Return the process groups that this runtime made. A single rank uses the user's group and makes none."""
         channels = filter(None, (*self.channels, self.host)) if self.comm.size > 1 else ()
         return [group for channel in channels for group in channel.comm.groups()]
 
@@ -193,9 +195,9 @@ class Runtime(Generic[AnySetup]):
 def start_monitor(
     comm: Comm, kind: str, timeout: Any, abort: Callable[[], None], broken: Callable[[], str]
 ) -> tuple[str, Monitor]:
-    """Return a name that is the same on all ranks, for hooks of this kind, and the monitor started under it.
+    """Return a name for hooks of this `kind`, the same on all ranks, and the monitor, which is started with it.
 
-    An invalid `timeout` is left to the setup, which raises the error on all ranks.
+    An invalid `timeout` raises nothing here: later the setup raises the error on all ranks.
 
     Raises:
         PeerError: the store does not answer.
@@ -238,11 +240,11 @@ def own_comm(
     parts: Collection[str],
     flows: int | None = None,
 ) -> Comm:
-    """Return a Comm of the same ranks with its own groups, of the kinds in `parts`. Collective; of one rank, itself.
+    """Return a Comm of the same ranks with new groups of the kinds in `parts`; with one rank, `comm`. Collective.
 
-    A rank that does not come, which the monitor names, keeps the first message of a group waiting beyond all timeouts:
-    so that runs on a thread that is not joined, with a store that gives up when the monitor does. (NCCL waits in its
-    own threads, which Python must not slow down.) `name` is the same on all ranks.
+    If a rank does not come, the first message of a group waits beyond all timeouts. So the groups are made on a thread
+    that is not joined, with a store that stops waiting when the monitor names that rank. (NCCL waits in its own
+    threads, which Python must not slow down.) `name` is the same on all ranks.
     """
     if comm.size == 1:
         return comm
@@ -263,11 +265,11 @@ def own_comm(
 
 
 def warn_of_shared_cards(channel: Channel, packs: Sequence[Any]) -> None:
-    """Warn on rank 0 if ranks of one host share its network card and something packs for each other rank. Collective.
+    """Warn on rank 0 if ranks of one host share its network card and pack messages for all other ranks. Collective.
 
-    Of the packed bucket, with L of the N ranks on each of n hosts, a card sends L (1 − 1/n) times to the owners of
+    Let L of the N ranks be on each of n hosts. A card then sends L (1 − 1/n) times the packed bucket to the owners of
     shards and (N − 1)/N times around a ring; if only the hosts' shards are compressed, 2 (1 − 1/n) times. `packs` are
-    the rules or the policy that does so, if any.
+    the rules (or the policy) that pack such messages, if any.
     """
     N = channel.comm.size
     if not packs or channel.comm.hierarchical or N < 4:
@@ -284,16 +286,16 @@ def warn_of_shared_cards(channel: Channel, packs: Sequence[Any]) -> None:
 
 
 def packs_flat(rule: Rule) -> bool:
-    """Return whether a rule compresses a mean of all ranks in each step, not within `Hierarchical`."""
+    """Return whether a rule compresses a mean of all ranks in each step, outside of `Hierarchical`."""
     stages = rule.stage.whole() if rule.every == 1 else []
     packs = any(each.same_on_all_ranks and any(c.dense for c in each.compressors()) for each in stages)
     return packs and not any(each.shards for each in stages)
 
 
 def warm_up(stages: Sequence[Stage], tensors: Sequence[Tensor], channel: Channel) -> None:
-    """Compile the work of stages on tensors like these, and connect the ranks between which they send. Collective.
+    """Compile the work of stages on tensors like `tensors`, and connect the ranks that will send. Collective.
 
-    The other ranks wait for this one beyond the timeout.
+    The timeout does not count while this rank compiles.
     """
     if channel.comm.size > 1:
         with channel.monitor.busy("compiling"):
@@ -308,8 +310,8 @@ def warm_up(stages: Sequence[Stage], tensors: Sequence[Tensor], channel: Channel
 def connect(stages: Iterable[Stage], x: Tensor, comm: Comm) -> None:
     """Send `x` (1,) to the ranks that stages will send to, so that no step waits for connections. Collective.
 
-    The first `ROUNDS` of a topology are played as its stage will play them, so that no order of messages can block.
-    Groups of gloo that connected at once, and rounds that are an all-reduce, need nothing.
+    The first `ROUNDS` of a topology are executed in the same way as by its stage, so that no order of messages can
+    block. Nothing is sent in gloo groups that connected all ranks at the start, or for rounds that are an all-reduce.
     """
     n = comm.size
     for stage in stages:
@@ -322,6 +324,6 @@ def connect(stages: Iterable[Stage], x: Tensor, comm: Comm) -> None:
 
 
 def topologies_of(stage: Stage) -> list[Topology]:
-    """Return the topologies in the fields of a stage, but those whose weights are chosen round by round."""
+    """Return the topologies in the fields of a stage, except those whose weights are chosen in each round."""
     held = [getattr(stage, each.name) for each in fields(stage)]
     return [each for each in held if isinstance(each, Topology) and not isinstance(each, Chosen)]
