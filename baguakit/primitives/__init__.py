@@ -1,7 +1,7 @@
 """Communication primitives: functions on one tensor, or a list of tensors, over one group of ranks.
 
-Each is usable alone, in any training loop, on gradients, weights or anything else that is floating. A trailing `_`
-means that the tensors given are overwritten. All ranks of the group call the same primitives in the same order.
+Each works alone, in any training loop, on gradients, weights or other floating tensors. A trailing `_` means that the
+given tensors are overwritten. All ranks of the group call the same primitives in the same order.
 Optimizer steps and `gradient_norm`, which are local, come from `baguakit.optim.steps`.
 """
 

@@ -3,23 +3,23 @@
 N is the number of values of a tensor, n that of ranks, and c(N) the bytes of N packed values.
 
     all-gather        each rank sends its N values                          (n − 1) c(N)
-    reduce-scatter    each rank sends what the others add up, of N          (n − 1) c(N/n)
+    reduce-scatter    each rank sends every other rank its shard            (n − 1) c(N/n)
     all-to-all        each rank sends N_r values to rank r                  Σ_r c(N_r)
-    broadcast         each rank but the last passes N values on             c(N)
+    broadcast         all but the last rank of a chain send N values        c(N)    (few values: see its docstring)
     send              to one rank                                           c(N)
 
-Bytes are what one rank sends. Values that would be more bytes packed (a handful of them) travel as they are. With
-one rank nothing is sent and nothing is lost. Arguments that all share:
+Bytes are those that one rank sends. If packed values would take more bytes (few values), they are sent uncompressed.
+With one rank nothing is sent and nothing is lost. All primitives here have these arguments:
 
     x            a dense floating tensor; without a trailing `_` in the name of the primitive it is only read
-    compressor   such as `compressors.MinMaxUInt8()`, one that keeps all places; None sends values as they are
+    compressor   a dense compressor, such as `compressors.MinMaxUInt8()`; None sends uncompressed values
     comm         the group
     out          a contiguous tensor in the dtype of `x` to write the result to and return, instead of a new one
 
-All ranks give the same compressor, and tensors of the shapes and dtypes that fit each other. By hand nobody compares
-them: over gloo a message of another length never arrives, and values that travel as they are may end a process. In a
-stage of an attachment, a compressor that differs is named before anything is sent. An argument of another type raises a
-TypeError, and one that does not fit a ValueError.
+All ranks give the same compressor, and tensors whose shapes and dtypes fit each other. Nobody checks this when you call
+a primitive yourself: over gloo a message of another length never arrives, and uncompressed values may end a process. In
+a stage of an attachment, a rank with another compressor is named before anything is sent. An argument of a wrong type
+raises a TypeError, and one that does not fit a ValueError.
 """
 
 import math
@@ -38,7 +38,7 @@ from .transports import bytes_for, gathered, scattered
 
 
 def check_arguments(x: Tensor, compressor: Compressor | None, comm: Comm) -> None:
-    """Raise unless `x` has values that a compressor takes, and the others are what they are called."""
+    """Raise unless `x` has values that a compressor takes, and `compressor` and `comm` have the right types."""
     check_comm(comm)
     if compressor is not None:
         check_dense("compressor", compressor)
@@ -46,12 +46,12 @@ def check_arguments(x: Tensor, compressor: Compressor | None, comm: Comm) -> Non
 
 
 def codec_of(x: Tensor, compressor: Compressor | None, comm: Comm, rows: int = 1) -> Compressor | None:
-    """Return the compressor if it pays to send `x` compressed, in `rows` messages, and note the answer; else None."""
+    """Return the compressor if `x` in `rows` messages is shorter compressed, else None; report which was used."""
     return compressor if compressor and compresses(x, compressor, comm, rows) and comm.size > 1 else None
 
 
 def output(out: Tensor | None, x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return `out`, or a new tensor of this shape without it; raise if it differs in dtype or device from `x`."""
+    """Return `out`, or a new tensor of this shape if `out` is None. Raise if its dtype or device is not that of `x`."""
     if out is None:
         return x.new_empty(shape)
     instance("out", out, Tensor, "a tensor")
@@ -70,7 +70,7 @@ def share_memory(a: Tensor, b: Tensor) -> bool:
 
 @torch.no_grad()
 def compressed_send(x: Tensor, compressor: Compressor | None, comm: Comm, peer: int) -> None:
-    """Send `x` to `peer`, compressed: c(N) bytes of N values. Wait until it has been sent.
+    """Send `x` to `peer`, compressed to c(N) bytes for N values. Wait until it has been sent.
 
     `peer`, another rank of `comm`, calls `compressed_receive_` with a tensor of as many values in the same dtype, and
     the same `compressor`.
@@ -90,9 +90,9 @@ def compressed_send(x: Tensor, compressor: Compressor | None, comm: Comm, peer: 
 
 @torch.no_grad()
 def compressed_receive_(x: Tensor, compressor: Compressor | None, comm: Comm, peer: int) -> Tensor:
-    """Overwrite `x` with what `peer` sends by `compressed_send`, rounded, and return it:  x ← Q(x_peer).
+    """Overwrite `x` with the tensor that `peer` sends by `compressed_send`, and return it:  x ← Q(x_peer).
 
-    `x` has as many values as the tensor that is sent, in the same dtype; `compressor`, `comm` and `peer` are as there.
+    `x` has as many values as the sent tensor, in the same dtype. For all arguments, see `compressed_send`.
     """
     check_arguments(x, compressor, comm)
     check_averageable(x)
@@ -114,21 +114,21 @@ def compressed_receive_(x: Tensor, compressor: Compressor | None, comm: Comm, pe
     return x
 
 
-# Values of a link in the chain. Each rank passes one on while it receives the next, so the chain takes as long as c(N)
-# takes, and n − 2 links more; and one is decoded while the next is on the wire.
+# A *link* is a part of LINK values. Each rank of the chain passes a link on while it receives the next, so the chain
+# takes the time of c(N) bytes plus n − 2 links. A rank decodes a link while the next is on the wire.
 LINK, MOST_LINKS = 1 << 17, 256
 
 
 @on_flat
 def compressed_broadcast_(x: Tensor, compressor: Compressor | None, comm: Comm, source: int = 0) -> Tensor:
-    """Overwrite `x` on all ranks with that of rank `source`, rounded, and return it:  x ← Q(x_source).
+    """Overwrite `x` on all ranks with the rounded `x` of rank `source`, and return it:  x ← Q(x_source).
 
-    Values are compressed once, and all ranks decode the same bytes, the source included, so that the results are
-    bitwise equal.
+    Values are compressed once. All ranks decode the same bytes, the source included, so the results are bitwise equal.
 
-        few     (n − 1) c(N) ≤ 32 KiB. The source sends all its values to all others: (n − 1) c(N) bytes.
-        many    In a chain, from the source on: each rank but the last sends c(N) bytes to the next, in links that it
-                passes on while others arrive. On a GPU NCCL's broadcast takes its place.
+        few     (n − 1) c(N) ≤ 32 KiB. The source sends all its values to all other ranks: (n − 1) c(N) bytes.
+        many    A chain begins at the source. Each rank but the last sends c(N) bytes to the next rank, in parts: it
+                sends a part while it receives the next.
+        GPU     NCCL's broadcast of the packed values.
 
     `x` may be a list of tensors in one dtype; it is overwritten at the source as well. `compressor` and `comm` are as
     in `compressed_send`.
@@ -172,7 +172,7 @@ def compressed_all_gather(x: Tensor, compressor: Compressor | None, comm: Comm, 
     Every rank decodes the same bytes, its own included, so the results are bitwise equal. Each sends
     (n − 1) c(N) bytes of its N values, in pieces: one is compressed or decompressed while another is on the wire.
 
-    `x` has one shape and dtype on all ranks, and may be a part of `out`, n N values. For scalars the result is (size,).
+    `x` has one shape and dtype on all ranks. It may be a part of `out`, which has n N values. Scalars give (size,).
     `compressor` and `comm` are as in `compressed_send`.
     """
     check_arguments(x, compressor, comm)
@@ -208,12 +208,12 @@ def compressed_reduce_scatter(
         shard_r = Σ_q Q(shard r of x_q)     or, with `average`, (1/n) Σ_q of it
 
     Values are rounded once, and added in fp32 in the order of the ranks. Each rank sends (n − 1) c(N/n) bytes of its N
-    values, in pieces: one is compressed while another is on the wire. Where packed shards would be more bytes than
-    their values, `x` is summed in its dtype.
+    values, in pieces: one is compressed while another is on the wire. If packed shards would take more bytes than their
+    values, `x` is summed in its dtype.
 
     Args:
         x, compressor, comm: `x` of one shape and dtype on all ranks.
-        residual: fp32, contiguous, as long as `x`; overwritten by what compression lost of this rank's contribution,
+        residual: fp32, contiguous, as long as `x`; overwritten by the compression error of this rank's contribution,
             x − Q(x), such that Σ_q residual_q = Σ_q x_q − the sum, up to the rounding of the sum.
         average: divide the sum by the number of ranks.
         out: N/n values; may be a part of `x`.

@@ -1,4 +1,4 @@
-"""Means of flat tensors over all ranks: exact, compressed, and of few values."""
+"""Means of flat tensors over all ranks: exact, compressed, and sparse."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache, wraps
@@ -21,9 +21,9 @@ Tensors = TypeVar("Tensors", bound=Tensor | Sequence[Tensor])
 
 
 def on_flat(primitive: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Concatenate[Tensors, P], Tensors]:
-    """Let `primitive(x, …)`, written for a contiguous 1-D tensor, take any tensor or a list, which it overwrites.
+    """Let `primitive(x, …)`, written for a contiguous 1-D tensor, take and overwrite any tensor or a list of tensors.
 
-    A list travels as one message for each dtype and device in it.
+    A list is sent as one message for each dtype and device in it.
     """
 
     @wraps(primitive)
@@ -68,22 +68,22 @@ def check_averageable(x: Tensor) -> None:
         raise ValueError(message("x", "a tensor that holds values", x))
 
 
-# A piece of a large tensor is compressed while the one before it is on the wire. Pieces of fewer than 2²⁰ values would
-# cost more in calls and messages than the overlap gains; more than eight add nothing.
+# A piece of a large tensor is compressed while the previous piece is on the wire. Pieces of fewer than 2²⁰ values would
+# cost more in calls and messages than the overlap gains. More than eight pieces gain nothing.
 PIECES, PIECE_VALUES = 8, 1 << 20
-# Rows are cut in pieces at multiples of BLOCKS, so that no piece but the last has a block that is not full;
-# and where they are short, of LINE, so that kernels move whole lines of memory.
+# Rows are cut in pieces at multiples of BLOCKS, so that only the last piece has a block that is not full. Short rows
+# are cut at multiples of LINE, so that kernels move whole lines of memory.
 BLOCKS, LINE = 1 << 13, 64
 
 
 def pieces_of(values: int, gpu: bool) -> int:
-    """Return the number of pieces that `values` are cut in: on a GPU, whose codec hides little, one."""
+    """Return the number of pieces that `values` are cut in; one on a GPU, where overlap with the codec gains little."""
     return 1 if gpu else max(1, min(PIECES, values // PIECE_VALUES))
 
 
 @lru_cache(maxsize=1024)  # the lengths of a model's buckets are few
 def row_pieces(length: int, rows: int, gpu: bool) -> tuple[slice, ...]:
-    """Return the pieces of a row of `length` values, of which `rows` travel together."""
+    """Return the pieces of a row of `length` values, if `rows` rows are sent together."""
     width = -(-length // pieces_of(length * rows, gpu))
     width += -width % (BLOCKS if width >= 2 * BLOCKS else LINE)
     return tuple(slice(start, min(start + width, length)) for start in range(0, length, width or 1))
@@ -111,9 +111,9 @@ def mean_(x: Tensor, comm: Comm) -> Tensor:
 def mean_of_shards(
     x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | None, ok: Tensor | None = None
 ) -> Tensor:
-    """Average the flat `x` over all ranks, of any length: the last shard is filled with zeros.
+    """Average the flat `x`, of any length, over all ranks. The last shard is padded with zeros.
 
-    If `codec` is `Blockwise` and `x` is on a GPU, the bool `ok` receives whether all of the mean is finite.
+    If `codec` is `Blockwise` and `x` is on a GPU, the bool `ok` receives whether all values of the mean are finite.
     """
     n, rank, length = comm.size, comm.rank, x.numel()
     if length % n:
@@ -123,10 +123,10 @@ def mean_of_shards(
         if residual is not None and lost is not None:
             residual.copy_(lost[:length])
         return x
-    # Of each piece: its values in one row for each rank, and their residual.
+    # For each piece: its values in one row for each rank, and their residual.
     runs = [slice(n * part.start, n * part.stop) for part in row_pieces(length // n, n, x.is_cuda)]
     parts = [(x[run].view(n, -1), None if residual is None else residual[run].view(n, -1)) for run in runs]
-    # Of each piece come this rank's shard as each rank sees it, and the averaged shard of each rank.
+    # For each piece, a rank receives its own shard from every rank, and then the averaged shard of each rank.
     shards, means = ([bytes_for(n, rows.shape[1], codec, x.device) for rows, _ in parts] for _ in range(2))
 
     def packed(i: int, ranks: slice) -> Tensor:
@@ -153,7 +153,7 @@ def mean_of_shards(
     return x
 
 
-# A rank that sends no more than this sends it at once: at 100 Mb/s it takes 2.6 ms, about what a second hop would.
+# Up to this many bytes per rank are sent in one hop: at 100 Mb/s they take 2.6 ms, about as long as a second hop.
 ONE_HOP_BYTES = 1 << 15
 
 
@@ -161,27 +161,27 @@ ONE_HOP_BYTES = 1 << 15
 def compressed_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor | None = None) -> Tensor:
     """Average `x` over all ranks, sending only compressed values.
 
-    Of N values on n ranks, c(N) being the bytes of N packed values:
+    For N values on n ranks, with c(N) the bytes of N packed values:
 
-        few     (n − 1) c(N) ≤ 32 KiB and n N < 2¹⁶. In one hop: every rank sends all its values, compressed, to all
-                others, and averages in fp32, in the order of the ranks, what all of them decompress to.
-        many    In two hops: shards are compressed and scattered; each rank decompresses one of all ranks, averages it
-                in fp32 and compresses it again; these are gathered. Each sends 2 (n − 1) c(N/n) bytes: with an 8-bit
-                compressor 2 (n − 1)/n a value, and its ranges.
+        few     (n − 1) c(N) ≤ 32 KiB and n N < 2¹⁶. In one hop: every rank sends all its compressed values to all other
+                ranks. It averages the decompressed values of all ranks in fp32, in the order of the ranks.
+        many    In two hops: compressed shards are scattered; each rank decompresses its shard of all ranks, averages it
+                in fp32 and compresses the mean; the means are gathered. Each rank sends 2 (n − 1) c(N/n) bytes: with an
+                8-bit compressor 2 (n − 1)/n bytes per value, plus headers.
 
-    Every rank decodes the same bytes, so the results are bitwise equal. Where packed shards would be more bytes than
-    the values themselves (a handful of them), this is `mean_`.
+    Every rank decodes the same bytes, so the results are bitwise equal. If packed shards would take more bytes than the
+    values themselves (few values), this is `mean_`.
 
     Args:
         x: a floating tensor of any shape, or a list of them in one dtype; overwritten and returned.
         compressor: such as `compressors.MinMaxUInt8()`.
         comm: the group. With one rank nothing happens and nothing is lost.
-        residual: fp32, as long as `x`; overwritten by what compression lost of this rank's contribution, such that
-            Σ_r residual_r = Σ_r x_r − n · result, up to the rounding of the result. In one hop it is x − Q(x); in two
-            the owner of a shard adds n times the loss of the second compression.
+        residual: fp32, as long as `x`; overwritten by the compression error of this rank's contribution, such that
+            Σ_r residual_r = Σ_r x_r − n · result, up to the rounding of the result. In one hop it is x − Q(x). In two
+            hops the owner of a shard adds n times the error of the second compression.
 
     Raises:
-        TypeError: a tensor is not floating, or is sparse; `compressor` keeps some places only.
+        TypeError: a tensor is not floating, or is sparse; `compressor` is not dense.
         ValueError: `residual` is not contiguous, not fp32, or not as long as `x`.
     """
     check_comm(comm)
@@ -197,7 +197,8 @@ def mean_telling_(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | N
     """Average the flat `x` as `compressed_mean_` does.
 
     Returns:
-        whether all of the result is finite, a bool, if kernels that run anyway can tell: on a GPU, formats in blocks.
+        A bool tensor, whether all of the result is finite, if kernels that run anyway find out: on a GPU, with
+        `Blockwise`. Otherwise None.
     """
     if not compresses(x, codec, comm, comm.size) or comm.size == 1:
         if residual is not None:
@@ -225,26 +226,26 @@ def check_residual(residual: Tensor, x: Tensor) -> None:
 
 
 def pays(values: int, value_bytes: int, compressor: Compressor, size: int) -> bool:
-    """Return whether `values`, in `size` messages of equal length, are no more bytes packed than as they are."""
+    """Return whether `values`, in `size` messages of equal length, take no more bytes packed than uncompressed."""
     shard = -(-values // size)
     return values > 0 and compressor._unchecked_row_bytes(shard) <= shard * value_bytes
 
 
 @lru_cache(maxsize=1024)
 def fewer(values: int, ranks: int) -> str:
-    """Return the reason for which values travel as they are."""
+    """Return the reason why values are sent uncompressed."""
     some, are = ("1 value", "is") if values == 1 else (f"{values:,} values", "are")
     return f"{some} on {ranks} ranks {are} fewer bytes uncompressed"
 
 
 @lru_cache(maxsize=1024)
 def longer(sent: int, plain: int) -> str:
-    """Return the reason for which a format saves nothing."""
+    """Return the reason why a format saves nothing."""
     return f"{sent:,} bytes, and {plain:,} uncompressed"
 
 
 def compresses(x: Tensor, compressor: Compressor, comm: Comm, rows: int) -> bool:
-    """Return whether it pays to send `x` compressed, in `rows` messages of equal length, and note the answer."""
+    """Return whether `x` is sent compressed, in `rows` messages of equal length, and report the answer."""
     if pays(x.numel(), x.itemsize, compressor, rows):
         comm.note(compressor, compressor)
         return True
@@ -273,15 +274,15 @@ def _mean_of_rows(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | N
 
 @on_flat
 def sparse_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor | None = None) -> Tensor:
-    """Average what a sparse compressor keeps of each rank's `x`:  x ← (1/n) Σ_r keep(x_r).
+    """Average the values that a sparse compressor keeps of each rank's `x`:  x ← (1/n) Σ_r keep(x_r).
 
-    Contributions are gathered, and added one rank after another, so that the results are bitwise equal. Sends (n − 1)
-    times the packed bytes.
+    Contributions are gathered, and added one rank after another, so that the results are bitwise equal. A rank sends
+    (n − 1) times the packed bytes.
 
     Args:
         x, comm: as in `compressed_mean_`.
         compressor: such as `compressors.TopK(0.01)`.
-        residual: fp32, as long as `x`; overwritten by what this rank did not send.
+        residual: fp32, as long as `x`; overwritten by the part of `x` that this rank did not send.
 
     Raises:
         TypeError: a tensor is not floating, or is sparse.
@@ -296,7 +297,7 @@ def sparse_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor
 
 
 def sparse_mean_telling_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor | None) -> Tensor | None:
-    """Average the flat `x` as `sparse_mean_` does; return what `mean_telling_` does, on a GPU of `TopK`."""
+    """Average the flat `x` like `sparse_mean_`. On a GPU with `TopK`, return whether all of the result is finite."""
     sent, plain = (
         (comm.size - 1) * compressor._unchecked_row_bytes(x.numel()),
         2 * (comm.size - 1) * x.nbytes // comm.size,

@@ -1,4 +1,4 @@
-"""Collectives with a backward, itself compressed or not.
+"""Collectives with a backward pass, which may be compressed as well.
 
     forward           backward
     all-gather        reduce-scatter of the sum
@@ -7,11 +7,11 @@
     all-reduce        identity
     identity          all-reduce
 
-The gradients are those of the sum of all ranks' losses; in the last pair, that of a tensor-parallel block, the loss is
-the same on all ranks and counts once. Rounding counts as the identity.
+The gradients are those of the sum of all ranks' losses. The last two are for tensor-parallel blocks: the loss is the
+same on all ranks and counts once. The gradient of rounding is the identity.
 
-They are one operator of torch, with a fake, that `torch.compile(fullgraph=True)` records whole. In a graph there are no
-groups and no compressors: the operator finds them by a name, as torch's functional collectives do.
+All are one operator of torch with a fake implementation, so `torch.compile(fullgraph=True)` records it. A graph cannot
+hold groups or compressors: the operator looks them up by a name, like torch's functional collectives.
 """
 
 import itertools
@@ -42,19 +42,19 @@ def compressed_all_to_all(
     input_split_sizes: Sequence[int] | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """Send a part of `x` to each rank, compressed, and return the parts that all ranks have for this one.
+    """Send a part of `x` to each rank, compressed, and return the parts that all ranks sent to this rank.
 
         out = [Q(part r of x_0); Q(part r of x_1); … ; Q(part r of x_{n−1})]  on rank r
 
-    A rank's part for itself does not travel, and is exact. Each rank sends Σ c(N_r) bytes over the other ranks r, N_r
-    being the values for r, in pieces: one is compressed while another is on the wire.
+    A rank's part for itself is not sent, and is exact. Each rank sends Σ c(N_r) bytes over the other ranks r, where N_r
+    is the number of values for r, in pieces: one is compressed while another is on the wire.
 
     Args:
-        x, compressor, comm: `x` is (rows, …), of one dtype and one shape but for its first dimension on all ranks.
-        output_split_sizes: the rows that come from each rank; with `input_split_sizes`, which must agree across ranks.
-        input_split_sizes: the rows of `x` that go to each rank, in their order; any of them may be 0. Without both, all
-            parts are of rows / size rows.
-        out: as many values as come; it shares no memory with `x`.
+        x, compressor, comm: `x` is (rows, …). Its dtype and shape, except the first dimension, are equal on all ranks.
+        output_split_sizes: the number of rows from each rank. It must match the `input_split_sizes` of the other ranks.
+        input_split_sizes: the number of rows of `x` for each rank, in the order of ranks; 0 is allowed. Give both sizes
+            or neither; without them, all parts have rows / size rows.
+        out: has as many values as the result; it shares no memory with `x`.
 
     Returns:
         A tensor (Σ output_split_sizes, …), in the order of the ranks.
@@ -81,10 +81,10 @@ def _exchange(
     compressor: Compressor | None,
     comm: Comm,
 ) -> None:
-    """Send each rank its part of `leaving`, and fill the parts of `coming`; this rank's own may be overwritten.
+    """Send each rank its part of `leaving`, and fill the parts of `coming`. This rank's own part may be overwritten.
 
-    Parts of one length are the rows of `alike`. If they are few, all are compressed in one call, this rank's own with
-    them: that takes less than a call for each.
+    If all parts have one length, they are the rows of `alike`. Few values are compressed in one call, together with
+    this rank's own part: that is faster than a call for each part.
     """
     n, device, dtype = comm.size, leaving[0].device, leaving[0].dtype
     peers = [rank for rank in range(n) if rank != comm.rank]
@@ -119,9 +119,9 @@ def _exchange(
 
 
 def cut(part: Tensor, n: int, compressor: Compressor | None) -> list[tuple[Tensor, Compressor | None]]:
-    """Return the pieces in which a part travels, with the format of each: none of an empty part, one as it is.
+    """Return the pieces of a part with the format of each: no piece of an empty part, one piece if uncompressed.
 
-    Its sender and its receiver decide alike.
+    The sender and the receiver of a part compute the same pieces.
     """
     if compressor is None or not pays(part.numel(), part.itemsize, compressor, 1):
         return [(part, None)] if part.numel() else []
@@ -131,7 +131,7 @@ def cut(part: Tensor, n: int, compressor: Compressor | None) -> list[tuple[Tenso
 def splits_of(
     x: Tensor, output_split_sizes: Sequence[int] | None, input_split_sizes: Sequence[int] | None, comm: Comm
 ) -> tuple[list[int], list[int]]:
-    """Return the numbers of rows of `x` that go to each rank and that come from each, or raise."""
+    """Return the number of rows of `x` for each rank, and the number of rows from each rank, or raise."""
     n = comm.size
     if (output_split_sizes is None) != (input_split_sizes is None):
         raise TypeError(
@@ -171,7 +171,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, eq=False)
 class Differentiable:
-    """Collectives on activations, with a backward; for `torch.compile`, constructed outside of the compiled function.
+    """Collectives on activations, with a backward. With `torch.compile`, construct it outside the compiled function.
 
         tokens = bk.primitives.Differentiable(comm, forward=MinMaxUInt8(), backward=MinMaxUInt8())
         heard = tokens.all_to_all(x, output_split_sizes, input_split_sizes)
@@ -181,8 +181,8 @@ class Differentiable:
 
     Args:
         comm: the group.
-        forward: the compressor of what is sent in the forward pass; None sends values as they are.
-        backward: that of the gradients that are sent in the backward pass.
+        forward: the compressor for the forward pass; None sends uncompressed values.
+        backward: the compressor of gradients, for the backward pass; None sends uncompressed values.
     """
 
     comm: Comm
@@ -222,9 +222,9 @@ class Differentiable:
         output_split_sizes: Sequence[int] | None = None,
         input_split_sizes: Sequence[int] | None = None,
     ) -> Tensor:
-        """Send a part of `x` (rows, …) to each rank, and return the parts for this one, in the order of the ranks.
+        """Send a part of `x` (rows, …) to each rank, and return the parts for this rank, in the order of the ranks.
 
-        A rank's part for itself is exact. Splits are numbers of rows, given both or neither: see
+        A rank's part for itself is exact. Splits are numbers of rows. Give both or neither: see
         `compressed_all_to_all`. Backward: the same, with the splits swapped.
         """
         if not torch.compiler.is_compiling():
@@ -246,7 +246,7 @@ class Differentiable:
 
 
 def _found(name: str, forward: bool) -> tuple[Compressor | None, Comm]:
-    """Return the compressor of a pass, and the group at a round of its own: draws differ from call to call."""
+    """Return the compressor of a pass, and the group at a new round, so that random rounding differs between calls."""
     if name not in _named:
         raise RuntimeError("the Differentiable of this graph is gone; keep it as long as what was computed with it")
     found = _named[name]
@@ -263,7 +263,7 @@ BACKWARD |= {there: here for here, there in BACKWARD.items()}
 def _collective(
     x: Tensor, operation: str, size: int, output: Sequence[int], input: Sequence[int], name: str, forward: bool
 ) -> Tensor:
-    """Do a collective; `forward` is False in a backward pass, and True again in the backward of one."""
+    """Run a collective. `forward` is False in a backward pass, and True again in the backward of a backward pass."""
     if operation == "identity":
         return x.clone(memory_format=torch.contiguous_format)  # an operator cannot return its argument
     compressor, comm = _found(name, forward)
@@ -288,7 +288,7 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Keep all arguments but the tensor: a backward needs no values."""
+    """Keep all arguments except the tensor: the backward needs no values."""
     ctx.arguments = inputs[1:]
     ctx.of = _named.get(inputs[-2])  # until the backward has run
 

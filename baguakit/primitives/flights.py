@@ -1,4 +1,4 @@
-"""A stage in the air while the caller goes on: asynchronous averaging by hand."""
+"""Asynchronous averaging in your own loop: a stage runs while the caller continues."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from .compressed import check_averageable
 
 @dataclass(eq=False)
 class LaunchedFlight:
-    """A tensor on its way through a stage; made by `launch`."""
+    """A running stage and its tensor; `launch` returns it."""
 
     flight: Flight
     shape: torch.Size
@@ -26,13 +26,13 @@ class LaunchedFlight:
     held: Any  # what the lane works on: kept, since a CUDA lane uses it after the host has let go of it
 
     def done(self) -> bool:
-        """Return whether the result has arrived; never wait."""
+        """Return whether the result has arrived, without waiting."""
         return self.flight.done()
 
     def result(self) -> Tensor:
-        """Wait for the result and return it, the same tensor at every call: only read it before `land_`.
+        """Wait for the result and return it, the same tensor at every call. Do not write to it before `land_`.
 
-        Raises what the stage raised.
+        If the stage raised an error, raise that error.
         """
         found: Any = self.flight.result()
         if not isinstance(found, Tensor) or found.numel() != self.shape.numel():
@@ -44,14 +44,14 @@ class LaunchedFlight:
 
     @torch.no_grad()
     def land_(self, x: Tensor) -> Tensor:
-        """Wait for the result and bring it into `x`, once, keeping what changed there meanwhile.
+        """Wait for the result and add its change to `x`, once. Changes of `x` during the flight are kept.
 
-        Where `x` is what was launched, x ← result; elsewhere x ← x + (result − what was launched), value by value on
-        the device. `x` may be another tensor than the one that was launched.
+        Values of `x` that equal the launched value become the result; others become x + (result − launched value), on
+        the device. `x` may be another tensor than the launched one.
 
         Raises:
             TypeError: `x` is not a dense floating tensor.
-            ValueError: `x` has another shape or device than what was launched, or is `result()` itself; or the flight
+            ValueError: `x` has another shape or device than the launched tensor, or is `result()` itself; or the flight
                 has landed before.
         """
         check_averageable(x)
@@ -80,14 +80,14 @@ def launch(
         if flight.done():
             flight.land_(x)
 
-    All ranks of the group launch the same stages in the same order; its flights fly one after another. Use the group
-    for nothing else while one is in the air.
+    All ranks of the group launch the same stages in the same order; the flights of a group run one after another. Do
+    not use the group for anything else during a flight.
 
     Args:
-        stage: what to do, such as `stages.Mean()`.
+        stage: the stage, such as `stages.Mean()`.
         x: a floating, contiguous tensor. It is only read.
-        comm: the group, at the round to play.
-        state: of the stage, as its `init(Bucket.of(x), comm)` returned it; made anew for this flight if None.
+        comm: the group, at the round to use: `comm.at(round)`.
+        state: the state of the stage, as its `init(Bucket.of(x), comm)` returned it; None: a new state.
 
     Raises:
         TypeError: `x` is not floating, or is sparse.

@@ -27,28 +27,28 @@ def neighbor_mean_(
 ) -> Tensor:
     """Average `x` with this round's neighbours:  x ← Σ_j w_rj x_j, row r of the mixing matrix W.
 
-    A topology says who hears whom with which weight, or the ranks themselves, call by call:
+    A topology determines the neighbours and weights, or each rank gives its own in every call:
 
         neighbor_mean_(x, Ring(), comm)
         neighbor_mean_(x, comm=comm, self_weight=0.5, src_weights={3: 0.5}, dst_weights=[1])
 
-    In the second form  x_r ← self_weight x_r + Σ_j src_weights[j] · dst_weights of j [r] · x_j. Products are summed in
-    fp32 (fp64 for fp64), this rank's own first and then in the order of the ranks. If all weights are 1/n, this is
-    `mean_`.
+    The second form is  x_r ← self_weight x_r + Σ_j src_weights[j] · (dst_weights of rank j)[r] · x_j. Products are
+    summed in fp32 (fp64 for fp64), first this rank's own, then in the order of the ranks. If all weights are 1/n, this
+    is `mean_`.
 
     Args:
         x: a floating tensor of any shape, or a list of them; overwritten and returned.
-        topology: who hears whom, such as `topology.Ring()`.
-        comm: the group; with a topology that changes, at the round to play: `comm.at(round)`.
-        self_weight: of this rank's own x; None means 1 − Σ src_weights.
-        src_weights: the ranks that this one hears, and what each weighs here; {} hears nobody.
-        dst_weights: the ranks that it sends to, and by what it multiplies what it sends to each; a list means 1, and
-            None whoever hears this rank.
-        check: let all ranks first tell whom they hear and send to: n bytes each, waited for. Without, ranks that
-            disagree hang, and `dst_weights` is needed. A `Chosen` topology is checked always.
+        topology: the neighbours and weights, such as `topology.Ring()`.
+        comm: the group; if the topology changes, at the round to use: `comm.at(round)`.
+        self_weight: the weight of this rank's own x; None means 1 − Σ src_weights.
+        src_weights: {rank: weight} for the ranks that this rank hears; {} for none.
+        dst_weights: {rank: factor} for the ranks that this rank sends to; x is multiplied by the factor. A list means
+            factors of 1; None means all ranks that hear this rank.
+        check: let all ranks first exchange whom they hear and send to: n bytes each; the host waits. Without the check,
+            ranks that disagree hang, and `dst_weights` is needed. A `Chosen` topology is always checked.
 
     Raises:
-        ValueError: the topology changes from round to round and `comm` stands at none, or does not fit the group; or,
+        ValueError: the topology changes from round to round and `comm` has no round, or it does not fit the group; or,
             on every rank, ranks do not agree on who sends to whom.
         TypeError: a tensor is not floating, `comm` is missing, or peers are named in two ways or in none.
     """
@@ -101,12 +101,11 @@ def neighbor_gather(
     topology: Topology,
     comm: Comm,
 ) -> dict[int, Tensor]:
-    """Return the tensors of this round's neighbours: {rank: its x} for each that this rank hears, in rising order.
+    """Return the tensors of this round's neighbours: {rank: its x} for each rank that this rank hears, in rising order.
 
     Args:
         x: a dense tensor of any dtype, of one shape on all ranks. It is only read.
-        topology: who hears whom, such as `Ring()`, or `Chosen()` with the ranks of this round; weights count for
-            nothing here.
+        topology: the neighbours, such as `Ring()`, or `Chosen()` with the ranks of this round; weights are ignored.
         comm: as in `neighbor_mean_`.
 
     Raises:
@@ -122,7 +121,7 @@ def neighbor_gather(
 
 
 def round_of(topology: Topology, comm: Comm) -> int:
-    """Return the round of `comm` within the topology's period; 0 for one that never changes."""
+    """Return the round of `comm` within the topology's period; 0 for a static topology."""
     period = topology.period(comm.size)
     return comm.round % period if period > 1 else 0
 
@@ -135,7 +134,7 @@ def mixed(x: Tensor, own: float, weights: dict[int, float], received: dict[int, 
 
 @lru_cache(maxsize=4096)
 def links(topology: Topology, rank: int, size: int, round: int) -> tuple[float, dict[int, float], list[int]]:
-    """Return the weight of a rank's own values, those of the other ranks that it hears, and the ranks that hear it."""
+    """Return a rank's own weight, {rank: weight} for the other ranks that it hears, and the ranks that hear it."""
     row = dict(sorted(topology.weights(rank, size, round).items()))
     own = row.pop(rank, 0.0)
     return own, row, [peer for peer in topology.targets(rank, size, round) if peer != rank]
@@ -156,13 +155,13 @@ HEARS, SENDS, ASKS, WRONG = 1, 2, 4, 8  # flags that a rank sets for another ran
 def agreed_targets(
     comm: Comm, device: torch.device, sources: Iterable[int], targets: Iterable[int] | None, check: bool
 ) -> list[int]:
-    """Return the ranks that this one sends to, in rising order, after a check that all ranks agree.
+    """Return the ranks that this rank sends to, in rising order, after a check that all ranks agree.
 
-    Collective if `check`: every rank sends its sources and targets in `size` bytes, and waits for the device once.
-    `targets` may be None, all that receive from this rank, if `check`.
+    With `check` it is collective: every rank sends its sources and targets in `size` bytes, and waits for the device
+    once. With `check`, `targets` may be None: all ranks that hear this rank.
 
     Raises:
-        ValueError: on every rank, naming the two that disagree, or the rank whose peers are impossible.
+        ValueError: on every rank. It names the two ranks that disagree, or the rank whose peers are impossible.
     """
     sources, wanted = list(sources), None if targets is None else list(targets)
     wrong = ""

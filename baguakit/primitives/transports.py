@@ -1,6 +1,6 @@
-"""Rows between all ranks, and messages between some, in pieces: over NCCL in collectives, over gloo in messages.
+"""Exchange rows between all ranks, or messages between some, in pieces: NCCL's collectives, or messages over gloo.
 
-Callers have all ranks call `comm.agree_on_shares()` once before what they exchange.
+All ranks call `comm.agree_on_shares()` once before they exchange something with these functions.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -13,9 +13,9 @@ from torch import Tensor
 from ..comm import Comm
 from ..compressors import Compressor
 
-# Ranks hear one other at a time where each has so much for each other: messages of several meet in the link of
-# the one that hears them, which drops some. With 4 hosts at 100 Mb/s shards of 16 MiB take 1.1 × their line so, and
-# 1.2 × all at once. Several flows are for links that one connection does not fill: there all go at once.
+# From this many bytes for each peer on, a rank receives from one peer at a time: otherwise messages of several peers
+# overload the receiver's link, which drops packets. With 4 hosts at 100 Mb/s, shards of 16 MiB take 1.1 × the time of
+# the bandwidth; all at once, 1.2 ×. With several flows (for links that one connection cannot fill) all go at once.
 TURN = 1 << 20
 
 
@@ -26,15 +26,15 @@ def exchanged(
     device: torch.device,
     tag: int = 0,
 ) -> Iterator[tuple[int, int]]:
-    """Send messages to other ranks, and yield (rank, index) of each that comes; the caller exhausts the iterator.
+    """Send messages to other ranks, and yield (rank, index) of each received message. Exhaust the iterator.
 
-    In turn s = 1 … n − 1 rank r sends to rank r + s, and hears rank r − s. After `TURN` bytes or more the next turn
-    begins when all but the last of the messages of this one are there, or as many bytes of them as it sent itself;
-    after fewer, or over several flows, at once.
+    In turn s = 1 … n − 1, rank r sends to rank r + s and receives from rank r − s. If a rank sends `TURN` bytes or more
+    in a turn, its next turn begins when it has received all but the last message of this turn, or as many bytes as it
+    sent. If it sends fewer bytes, or over several flows, the next turn begins at once.
 
-    `outgoing` to each rank are computed when their turn comes, on a GPU at most one; `incoming` are tensors for those
-    from each rank. `device` is that of the messages; `tag` is the first of as many numbers as a rank has messages, and
-    what is under way at the same time has others.
+    `outgoing` has the messages for each rank, computed in their turn (on a GPU at most one for each rank). `incoming`
+    has tensors for the messages from each rank. `device`: of the messages. Message i has the tag `tag` + i; exchanges
+    at the same time need other tags.
     """
     n, rank = comm.size, comm.rank
     if device.type == "cuda":  # NCCL pairs sends with receives only within one call of the whole group
@@ -77,10 +77,10 @@ def bytes_for(rows: int, values: int, codec: Compressor, device: torch.device) -
 
 
 def scattered(comm: Comm, incoming: Sequence[Tensor], packed: Callable[[int, slice], Tensor]) -> Iterator[int]:
-    """Send rows of bytes to all ranks, and yield the index of each piece when its rows are there from all.
+    """Send rows of bytes to all ranks, and yield the index of each piece when its rows from all ranks have arrived.
 
-    `incoming` has a tensor (size, bytes) for each piece, whose row q will come from rank q. `packed`, of the index of a
-    piece and ranks, returns the rows for these: all at once if there is one piece, else for each rank as it is due.
+    `incoming` has a tensor (size, bytes) for each piece; row q will come from rank q. `packed(piece, ranks)` returns
+    the rows for these ranks. It is called once if there is one piece, else for each rank in its turn.
     """
     n, rank = comm.size, comm.rank
     pieces = range(len(incoming))
@@ -106,7 +106,7 @@ def scattered(comm: Comm, incoming: Sequence[Tensor], packed: Callable[[int, sli
 
 
 def shared(comm: Comm, rows: Tensor, row: Tensor, tag: int = 0) -> None:
-    """Send `row` (1, bytes) to all ranks at once, and fill `rows` (size, bytes): row q is that of rank q."""
+    """Send `row` (1, bytes) to all ranks at once, and fill `rows` (size, bytes); row q comes from rank q."""
     if rows.is_cuda:
         comm.all_gather_later(rows, row).wait()
         return
@@ -122,13 +122,13 @@ def shared(comm: Comm, rows: Tensor, row: Tensor, tag: int = 0) -> None:
 def gathered(
     comm: Comm, incoming: Sequence[Tensor], packed: Iterable[Tensor], tag: int = 0
 ) -> Iterator[tuple[slice, int]]:
-    """Send a row of bytes to all ranks, and yield (ranks, index of a piece) when the rows of these ranks are there.
+    """Send a row of bytes to all ranks, and yield (ranks, index of a piece) when the rows of these ranks have arrived.
 
-    Rows in pieces, of `TURN` bytes or more, pass around a ring: in step s = 0 … n − 2 rank r sends the row of rank
-    r − s to rank r + 1, and receives that of rank r − s − 1 from rank r − 1. Others go to all at once.
+    Rows of `TURN` bytes or more, in pieces, go around a ring: in step s = 0 … n − 2, rank r sends the row of rank
+    r − s to rank r + 1, and receives the row of rank r − s − 1 from rank r − 1. Shorter rows go to all ranks at once.
 
-    `incoming` is as in `scattered`; `packed` yields this rank's row (1, bytes) of each piece, when it is due; `tag` is
-    the first of n times as many numbers as there are pieces.
+    `incoming` is as in `scattered`. `packed` yields this rank's row (1, bytes) of each piece when it is needed. The
+    exchange uses n tags for each piece, from `tag` on.
     """
     n, rank = comm.size, comm.rank
     if incoming[0].is_cuda or len(incoming) == 1:  # one piece is decoded in one call

@@ -4,7 +4,7 @@ In one round every rank i replaces its tensor by a weighted mean of the tensors 
 
     x_i ← Σ_j W_ij x_j        W = topology.matrix(size, round),   row i = topology.weights(i, size, round)
 
-A topology is the matrix W for every group size and every round. It needs no process group, so it can be tested and
+A topology gives the matrix W for every group size and every round. It needs no process group, so it can be tested and
 plotted in one process.
 
 | topology              | rank i hears                    | period   | symmetric    | exact mean after                |
@@ -19,8 +19,8 @@ plotted in one process.
 | `ShiftOne`            | one of the other half, shifting | n / 2    | yes          | n / 2 rounds, for n ≤ 4         |
 | `BaseK(k)`            | at most k ranks                 | T(n)     | yes          | T(n) ≤ 2 log_{k+1} n + 2 rounds |
 | `OnePeerExact`        | i − 2^t if n = 2^k, else `BaseK(1)` | log₂ n or T(n) | not for 4, 8, … | one period, all n |
-| `RandomMatching`      | one random rank                 | none     | yes          | never (n > 2)                   |
-| `FromMatrix`          | as the given matrices say       | given    | as given     | as given                        |
+| `RandomMatching`      | one random rank                 | 2^64     | yes          | never (n > 2)                   |
+| `FromMatrix`          | as in the given matrices        | given    | as given     | as given                        |
 | `FromGraph`           | its neighbours in a given graph | 1        | yes          | 1 round if complete, else never |
 | `FromDigraph`         | the ranks that send to it       | given    | as given     | only with `push_sum`            |
 | `Chosen`              | the ranks that it chooses       | none     | unknown      | unknown                         |

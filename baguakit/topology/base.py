@@ -19,9 +19,9 @@ if TYPE_CHECKING:  # matplotlib is optional: only drawings need it
     from matplotlib.figure import Figure
 
 MOST_RANKS = 1 << 20  # a larger group is a mistake in the call, and its matrices would take for ever
-# A product of rounds is exact below the first distance. One that stays between the two only converges.
+# A product of rounds is exact if its distance from the mean is below the first number. Between the two, it converges.
 _AT_THE_MEAN, _NEAR_THE_MEAN = 1e-13, 1e-8
-# A single hue from white to dark is readable with every kind of colour vision, and in grey print.
+# One hue from white to dark is readable with any colour blindness, and in grey print.
 SHADES, INK = "Blues", "#0b3c6f"
 MOST_ACROSS = 5
 SMALL = 8  # up to this number of ranks weights are printed as fractions; above it a colour bar shows them
@@ -57,12 +57,12 @@ class Topology(ABC):
         integer("size", size, 1, MOST_RANKS)
 
     def _ranks(self, size: int) -> int:
-        """Return `size` as Python's number; raise if a group of that size is impossible."""
+        """Return `size` as a Python int; raise if a group of that size is impossible."""
         self.check(size)
         return int(size)
 
     def _place(self, rank: int, size: int, round: int) -> tuple[int, int, int]:
-        """Return the same as Python's numbers; raise if they are impossible."""
+        """Return rank, size and round as Python ints; raise if they are impossible."""
         size = self._ranks(size)
         return integer("rank", rank, 0, size - 1), size, integer("round", round, 0)
 
@@ -72,7 +72,7 @@ class Topology(ABC):
         return 1
 
     def weights(self, rank: int, size: int, round: int) -> dict[int, float]:
-        """Return row `rank` of the mixing matrix, {peer: weight}: the ranks that it hears, itself included, rising."""
+        """Return row `rank` of the mixing matrix, {peer: weight}, for the ranks that it hears and itself, in order."""
         rank, size, round = self._place(rank, size, round)
         if size == 1:
             return {0: 1.0}
@@ -82,7 +82,7 @@ class Topology(ABC):
         return row
 
     def targets(self, rank: int, size: int, round: int) -> tuple[int, ...]:
-        """Return the other ranks that hear `rank`, in rising order: it sends to them."""
+        """Return the other ranks that hear `rank` (`rank` sends to them), in rising order."""
         rank, size, round = self._place(rank, size, round)
         if "circulant" in self.facts:  # rank − d hears it if it hears rank + d
             hearers: Iterable[int] = sorted((2 * rank - peer) % size for peer in self.weights(rank, size, round))
@@ -188,7 +188,7 @@ class Topology(ABC):
 
 def has_unit_sums(mixing: NDArray[np.float64], across: bool = True) -> bool:
     """Return whether no weight is negative and every column, and with `across` every row, sums to 1."""
-    # fsum rounds once: the sum has the error of the weights, and none of the additions.
+    # fsum rounds once: the sum has no error of additions, only the error of the weights.
     lines = (*mixing.T, *mixing) if across else mixing.T
     return bool((mixing >= 0).all()) and all(abs(fsum(line) - 1) <= 1e-15 for line in lines)
 
@@ -196,7 +196,7 @@ def has_unit_sums(mixing: NDArray[np.float64], across: bool = True) -> bool:
 def draw(name: str, matrices: list[NDArray[np.float64]], period: int, exact: int | None) -> "Figure":
     """Draw the graph of each round, and its mixing matrix below.
 
-    `name` builds the topology; `exact` is the number of rounds that give the exact mean, or None.
+    `name` is the expression of the topology; `exact` is the number of rounds that give the exact mean, or None.
     """
     try:
         from matplotlib.colors import PowerNorm
@@ -234,7 +234,7 @@ def draw(name: str, matrices: list[NDArray[np.float64]], period: int, exact: int
 
 
 def _draw_graph(axes: "Axes", mixing: NDArray[np.float64]) -> None:
-    """Draw ranks on a circle, and a line between two that hear each other alike, else an arrow to the receiver."""
+    """Draw ranks on a circle, with a line between two that hear each other with equal weights, else arrows."""
     from matplotlib.collections import LineCollection
     from matplotlib.patches import Circle, FancyArrowPatch
 
@@ -261,7 +261,7 @@ def _draw_graph(axes: "Axes", mixing: NDArray[np.float64]) -> None:
 
 
 def _draw_matrix(axes: "Axes", mixing: NDArray[np.float64], shades: Any) -> Any:
-    """Draw a matrix, whose rows hear its columns: weights as shades, and as fractions if it is small."""
+    """Draw a mixing matrix: weights as shades, and as fractions if the matrix is small."""
     size = len(mixing)
     axes.set_axis_on()
     ticks = range(0, size, ceil(size / 8))

@@ -74,7 +74,7 @@ class Chosen(Topology):
         sources = dict(sorted(sources.items()))
         heard = fsum(sources.values())
         own = 1 - heard if self_weight is None else real("self_weight", self_weight)
-        # Where this rank multiplies what it sends, others do, too, by factors unknown here.
+        # If this rank sends with factors, other ranks do so, too. Their factors are not known here.
         if not isinstance(dst_weights, Mapping) and abs(own + heard - 1) > _ROUNDING:
             raise ValueError(
                 f"self_weight={own} and src_weights={sources} sum to {own + heard}, not 1; "
@@ -86,7 +86,7 @@ class Chosen(Topology):
 
     @property
     def choice(self) -> Choice:
-        """Return the present choice."""
+        """Return the current choice."""
         if self._choice is None:
             raise ValueError(
                 "Chosen() has no weights yet: call its choose(src_weights=…) before the exchange; "
@@ -95,7 +95,7 @@ class Chosen(Topology):
         return self._choice
 
     def fixed(self) -> "Chosen":
-        """Return a topology for one round, which keeps the present choice."""
+        """Return a topology for one round with the current choice."""
         round = Chosen()
         round._choice, round.one_round = self.choice, True
         return round

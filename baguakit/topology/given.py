@@ -1,4 +1,4 @@
-"""Topologies built from the user's matrices and graphs, each for one number of ranks."""
+"""Topologies from the user's matrices and graphs, each for one number of ranks."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -22,16 +22,16 @@ _SHORT = 64  # a value with more entries prints a digest of them
 
 @dataclass(frozen=True, init=False, repr=False)
 class Given(Topology):
-    """A topology for one number of ranks, of one matrix or graph for each round of a period.
+    """A topology for one number of ranks, with one matrix or graph for each round of a period.
 
-    It holds nested tuples, so that it can be compared, hashed and printed.
+    Matrices and graphs are stored as nested tuples, so that the topology can be compared, hashed and printed.
     """
 
     rounds: tuple[tuple[Any, ...], ...]
     ranks: int
 
     def _rows_of(self, given: tuple[Any, ...]) -> Rows:
-        """Return the weights of all ranks by the matrix or graph of a round, without weights of 0."""
+        """Return the weights of all ranks from the matrix or graph of a round, without weights of 0."""
         raise NotImplementedError
 
     @cached_property
@@ -76,8 +76,8 @@ class FromMatrix(Given):
         FromMatrix([[0.75, 0.25], [0.25, 0.75]])          FromMatrix([first, second, third])
 
     Each matrix must be doubly stochastic. A sum may differ from 1 by 1e-6, the error of single precision: the weights
-    are then corrected, so that sums are 1 to within 1e-15. Connectivity is not checked: if ranks do not all reach each
-    other, `spectral_gap` is 0.
+    are then corrected, so that sums are 1 to within 1e-15. Connectivity is not checked: if a rank cannot reach another,
+    `spectral_gap` is 0.
 
     Args:
         matrix: a square matrix, or a sequence of matrices for rounds 0, 1, 2, …: lists, numpy arrays, CPU tensors.
@@ -130,7 +130,7 @@ def _matrices(given: Any) -> list[tuple[NDArray[np.float64], str]]:
 
 
 def _doubly_stochastic(mixing: NDArray[np.float64], where: str) -> NDArray[np.float64]:
-    """Return the matrix, rounding errors corrected; raise ValueError if it is not doubly stochastic otherwise."""
+    """Return the matrix with corrected rounding errors; raise ValueError if it is not doubly stochastic."""
     instead = "FromGraph(numpy.argwhere(matrix)) gives its graph Metropolis weights, which are doubly stochastic"
     for row, column in np.argwhere(~np.isfinite(mixing) | (mixing < -_ROUNDING))[:1]:
         weight = f"the weight {mixing[row, column]:.9g} in row {row}, column {column} of {where}"
@@ -257,7 +257,7 @@ def read_graphs(graphs: list[Any], taker: str) -> tuple[list[Any], list[set[tupl
             if hasattr(graph, "nodes") and hasattr(graph, "edges"):
                 some, pairs = list(graph.nodes), [(a, b) for a, b, *_ in graph.edges]
             else:
-                # Values of a tensor equal no other's.
+                # Elements of a tensor never compare equal as dict keys.
                 pairs = [(a, b) for a, b in (graph.tolist() if hasattr(graph, "tolist") else graph)]
                 some = [node for edge in pairs for node in edge]
         except (TypeError, ValueError):

@@ -20,7 +20,7 @@ _MASK = (1 << 64) - 1  # of whole numbers, to the bits that are hashed
 
 @dataclass(frozen=True, repr=False)
 class _OnePeer(Topology):
-    """A topology in which each rank hears one peer a round, or itself:  W = (I + P) / 2,  P a permutation."""
+    """A topology in which each rank hears one peer per round, or only itself:  W = (I + P) / 2,  P a permutation."""
 
     facts: ClassVar[tuple[str, ...]] = ("symmetric", "doubly_stochastic")  # for P² = I: ranks average in pairs
 
@@ -64,8 +64,8 @@ class ShiftOne(_OnePeer):
 
         peer(r) = h + (r + t) mod h   for r < h,      (r − h − t) mod h   for r ≥ h,      h = n/2
 
-    Ranks of one half never average directly, so it is slow in large groups: h rounds multiply the distance from the
-    mean by 0 for n = 4, 0.35 for n = 8 and 0.57 for n = 16, while `BaseK(1)` is exact after 2, 3 and 4 rounds. Needs an
+    Two ranks of one half never average directly, so mixing is slow in large groups: h rounds multiply the distance from
+    the mean by 0 for n = 4, 0.35 for n = 8 and 0.57 for n = 16. `BaseK(1)` is exact after 2, 3 and 4 rounds. Needs an
     even n. Symmetric, doubly stochastic.
 
     Gan et al. 2021, "BAGUA: Scaling up Distributed Learning with System Relaxations", arXiv:2107.01499.
@@ -139,7 +139,7 @@ class BaseK(Topology):
                   in one round each of the others averages with one rank of each block,
                   weight m/n; average within each block again.                           T = 1 + max(T(am) + T(m), T(r))
 
-    The one round in which blocks and others meet gives both the mean of all ranks: each of the others becomes
+    The round between blocks and others gives both the mean of all ranks: each of the others becomes
     (am/n) mean of the blocks + (r/n) itself, and each block gains m (others − blocks) / n from each of the r others.
     For n = 2^j and k = 1 this is the hypercube: in round t rank i averages with rank i XOR 2^(t mod j).
 
@@ -205,7 +205,7 @@ class OnePeerExact(Topology):
 
 @lru_cache(maxsize=16)
 def _matching(seed: int, size: int, round: int) -> NDArray[np.int64]:
-    """Return the peer of each rank; an idle rank is its own peer. It takes 1 ms for 16,384 ranks."""
+    """Return the peer of each rank; an idle rank is its own peer. This takes 1 ms for 16,384 ranks."""
     key = _hashed(np.array([seed & _MASK], dtype=np.uint64)) + np.uint64(round & _MASK)
     numbers: NDArray[np.uint64] = _hashed(key) + np.arange(size).astype(np.uint64)
     order = _hashed(numbers).argsort(kind="stable")
@@ -235,7 +235,7 @@ def _fewest(k: int, n: int) -> tuple[int, tuple[int, ...]]:
     for m in _products_of_small(k + 1, n):  # other blocks are never faster
         for a in range(max(1, -(-n // m) - k), min(k, (n - 1) // m) + 1):  # at least one other, and at most k m
             parts = a * m, m, n - a * m
-            # In T rounds a rank hears from (k + 1)^T at most.
+            # In T rounds a rank gets values of at most (k + 1)^T ranks.
             blocks, block, others = [ceil(log(part, k + 1) - 1e-9) for part in parts]
             if 1 + max(blocks + block, others) < best[0]:
                 blocks, block, others = [_fewest(k, part)[0] for part in parts]
@@ -244,7 +244,7 @@ def _fewest(k: int, n: int) -> tuple[int, tuple[int, ...]]:
 
 
 def _products_of_small(largest: int, n: int) -> list[int]:
-    """Return the m below n that are products of numbers up to `largest`: m ranks average in one round per factor."""
+    """Return all m < n that are products of numbers up to `largest`: m ranks average in one round per factor."""
     found = new = {1}
     while new:
         new = {m * factor for m in new for factor in range(2, largest + 1) if m * factor < n} - found
@@ -253,7 +253,7 @@ def _products_of_small(largest: int, n: int) -> list[int]:
 
 
 def _peers(k: int, n: int, rank: int, round: int) -> dict[int, Fraction]:
-    """Return the ranks that a rank hears in one of the T(n) rounds, with their weights; {} once T(n) are over."""
+    """Return {rank: weight} for the ranks that a rank hears in one of the T(n) rounds; {} for later rounds."""
     rounds, way = _fewest(k, n)
     if round >= rounds:
         return {}

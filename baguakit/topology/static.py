@@ -95,7 +95,7 @@ class SymmetricExponential(Topology):
 
 @dataclass(frozen=True)
 class Star(Topology):
-    """A star: rank 0 hears all others, which hear rank 0,  W_0j = W_j0 = 1/n,  W_jj = 1 − 1/n for j > 0.
+    """A star: rank 0 hears all others; they hear rank 0 only,  W_0j = W_j0 = 1/n,  W_jj = 1 − 1/n for j > 0.
 
     A round multiplies the distance from the mean by 1 − 1/n. Larger weights would mix faster, but would not preserve
     the mean. Never exact for n > 2. Symmetric, static, doubly stochastic.

@@ -1,7 +1,7 @@
-"""Planning and tuning: measure the network once, predict every choice, pick one, and adjust it while training.
+"""Planning and tuning: measure the network, predict the time of every choice, pick one, and adjust it in training.
 
     network = bk.tune.probe(comm)                              # α and β of its links, and how fast compressors are
-    plan = bk.tune.plan(model, comm, network, step_seconds)    # algorithms × bucket sizes × flows, predicted
+    plan = bk.tune.plan(model, comm, network, step_seconds)    # predicts algorithms × bucket sizes × flows
     tuner = bk.tune.autotune(att, plan)                        # bucket size and flows, in the first steps of training
 
 The model of a step leaves out congestion of switches, other users of the network, ranks of different speed, and the

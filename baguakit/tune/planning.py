@@ -1,4 +1,4 @@
-"""The plan: every combination of algorithm, bucket size and number of flows predicted, and one picked."""
+"""The plan: predict every combination of algorithm, bucket size and number of flows, and pick one."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
@@ -24,7 +24,7 @@ NEAR = 0.02  # of the fastest: predictions do not resolve smaller differences
 
 
 def every() -> dict[Algorithm, str]:
-    """Return every algorithm by default, and the usual forms of `bytegrad`, with their calls; preferred ones first."""
+    """Return every algorithm with its defaults, and common variants of `bytegrad`, by their calls; preferred first."""
     byte, push_sum = algorithms.bytegrad, algorithms.push_sum
     found: dict[Algorithm, str] = {
         algorithms.gradient_allreduce(): "bk.algorithms.gradient_allreduce()",
@@ -38,7 +38,7 @@ def every() -> dict[Algorithm, str]:
 
 
 def by_nodes(algorithm: Algorithm, comm: Comm) -> Algorithm | None:
-    """Return the algorithm between nodes; None if that is impossible or it is so already."""
+    """Return `hierarchical(algorithm)`; None if that is impossible or the algorithm is hierarchical already."""
     try:
         between = hierarchical(algorithm)
         check(between, comm)
@@ -58,11 +58,11 @@ class Plan(Declared):
     """Predictions, the fastest first. Print it.
 
     Attributes:
-        rows: of every combination.
-        best: of the rows within 2 % of the fastest that whose algorithm was named first, then with the fewest flows and
-            buckets. If no algorithm was named, among the algorithms that keep DDP's loss.
-        network, compute: the measurements that they follow from.
-        left_out: reasons why algorithms that were not named cannot work in this group, by their expressions.
+        rows: a prediction for every combination.
+        best: the row picked. Of all rows within 2 % of the fastest, it is the one whose algorithm was named first, then
+            the one with the fewest flows and buckets. If no algorithm was named, the algorithm must keep DDP's loss.
+        network, compute: the measurements that the predictions follow from.
+        left_out: {expression: reason why it cannot work in this group}, for algorithms that were not named.
     """
 
     rows: tuple[Prediction, ...]
@@ -73,7 +73,7 @@ class Plan(Declared):
 
     @property
     def why(self) -> str:
-        """Return the pick in words, compared with the next best of the other algorithms."""
+        """Return a sentence on the picked row, compared with the best row of the other algorithms."""
         best = self.best
         text = (
             f"{written(best.algorithm)} in {best.buckets} bucket{'s' * (best.buckets != 1)} over {best.flows} "
@@ -85,7 +85,7 @@ class Plan(Declared):
         return text
 
     def fastest(self) -> list[Prediction]:
-        """Return the fastest row of each algorithm; of that picked, the row picked."""
+        """Return the fastest row of each algorithm, and for the picked algorithm the picked row."""
         first = {row.algorithm: row for row in reversed(self.rows)} | {self.best.algorithm: self.best}
         return sorted(first.values(), key=lambda row: row.seconds)
 
@@ -128,20 +128,20 @@ def plan(
 
     Args:
         model: the model to train.
-        comm: the ranks; with a mesh each algorithm is tried between nodes as well, by `bk.hierarchical`.
-        network: the result of `probe`; None means to probe now, for the compressors that the algorithms name. One of
-            more ranks than `comm` has, such as that of `describe`, is planned for on each rank alone.
-        step_seconds: the time of one step without communication, with all ranks at work: seconds, of which forward
-            takes a third; or a `Compute`; or a function that makes one such step, which is called and timed seven times
-            (it moves this rank's weights: plan before `attach`). The slowest rank counts. None: communication alone.
-        algorithms: the algorithms to choose from, in order of preference. None means to predict all there are, and to
+        comm: the ranks. With a mesh, each algorithm is also tried with `bk.hierarchical`.
+        network: the result of `probe`; None means to probe now, for the compressors that the algorithms use. If it has
+            more ranks than `comm`, as from `describe`, each rank plans alone for the ranks of the network.
+        step_seconds: the time of one step without communication, while all ranks work: seconds, of which forward
+            takes a third; or a `Compute`; or a function that takes one such step, which is called and timed seven times
+            (it changes this rank's weights: plan before `attach`). The slowest rank counts. None: communication only.
+        algorithms: the algorithms to choose from, in order of preference. None means to predict all algorithms, and to
             pick one that keeps DDP's loss.
-        bucket_bytes: bucket sizes to try, in bytes. A size that gives the buckets of a smaller one is left out.
-        flows: numbers of flows to try; None means all that the network was probed for.
+        bucket_bytes: bucket sizes to try, in bytes. A size that gives the same buckets as a smaller one is left out.
+        flows: numbers of flows to try; None means all numbers that the network was probed for.
 
     Raises:
-        ValueError, TypeError: nothing to choose from, an algorithm that cannot work in this group, or a stage of
-            unknown cost.
+        ValueError, TypeError: there is nothing to choose from, an algorithm cannot work in this group, or the cost of
+            a stage is not known.
     """
     with suppress(RuntimeError) if comm is None and network is not None else nullcontext():
         comm = Comm() if comm is None else comm
@@ -205,13 +205,13 @@ def plan_of(
     flows: Sequence[int],
     kept: Sequence[Algorithm] | None = None,
 ) -> Plan:
-    """Return the plan for given measurements; one of `kept` is picked, if they are given."""
+    """Return the plan for given measurements. If `kept` is given, pick one of these algorithms."""
     named: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     if not named:
         raise ValueError("the model has no trainable parameter, so that there is nothing to plan")
     counts, rows = sorted(set(flows)), []
     for algorithm in choices:
-        # With nodes, only exchanges between them are divided.
+        # With nodes, only exchanges between nodes are divided into flows.
         by_node = any(isinstance(rule.stage, Hierarchical) for rule in rules_of(algorithm))
         tried = counts if network.per_node == 1 or by_node else counts[:1]
         for size in distinct(algorithm, named, sizes):
@@ -224,7 +224,7 @@ def plan_of(
 
 
 def distinct(algorithm: Algorithm, named: Mapping[str, Tensor], sizes: Sequence[int]) -> list[int]:
-    """Return the sizes that give different buckets; of sizes with equal buckets, the first."""
+    """Return the sizes that give different buckets. Of several sizes with equal buckets, keep the first."""
     found: dict[str, int] = {}
     for size in sizes:
         lengths = [[len(bucket) for bucket in buckets_of(rule, named, size)] for rule in rules_of(algorithm)]
@@ -232,7 +232,7 @@ def distinct(algorithm: Algorithm, named: Mapping[str, Tensor], sizes: Sequence[
     return list(found.values())
 
 
-# Networks that are described
+# Networks that are described by numbers, not measured
 
 
 @checked
@@ -248,22 +248,22 @@ def describe(
     alpha: float = 20e-6,
     device: str = "cuda",
 ) -> Network:
-    """Return the network of `nodes` machines of `per_node` ranks each, from figures: nothing is measured.
+    """Return the network of `nodes` machines with `per_node` ranks each, from given speeds. Nothing is measured.
 
         network = bk.tune.describe(2, 4, between=10e9 / 8, within=12e9, within_to_all=6e9)
         print(bk.tune.plan(model, network=network, algorithms=[bk.algorithms.bytegrad()]))
 
-    A ring crosses the network card of a machine once. In an all-to-all each of the L ranks of a machine sends N − L of
-    its N − 1 messages across it: a byte takes L (N − L)/(N − 1) times as long; between nodes L times.
+    A ring crosses the network card of a machine once. In an all-to-all, each of the L ranks of a machine sends N − L of
+    its N − 1 messages through the card: a byte takes L (N − L)/(N − 1) times as long; between nodes L times.
 
     Args:
-        nodes, per_node: the number of machines, and L.
-        between: bytes a second that a machine's network card sends.
-        within: bytes a second of a rank in a ring of the ranks of one machine.
-        within_to_all: in an all-to-all of them, which crosses PCIe switches and sockets; None: the same.
-        memory: bytes a second that kernels read and write.
-        compressors: those whose speed follows from `memory`: one read of the values, one write of the codes.
-        alpha: seconds that any message takes.
+        nodes, per_node: the number of machines, and L, the number of ranks per machine.
+        between: bytes per second that a machine's network card sends.
+        within: bytes per second that a rank sends in a ring of the ranks of one machine.
+        within_to_all: the same in an all-to-all, which crosses PCIe switches and sockets; None: as `within`.
+        memory: bytes per second that kernels read and write.
+        compressors: the compressors to model: one read of the values and one write of the codes, at `memory`.
+        alpha: the latency of a message, in seconds.
         device: "cuda" or "cpu".
 
     Raises:
@@ -287,7 +287,7 @@ def describe(
 
 
 class Described(Comm):
-    """The ranks of a network that do not run: algorithms can be checked for them, but nothing can be sent."""
+    """A group of ranks that do not run. Algorithms can be checked for this group, but nothing can be sent."""
 
     per_node: int
 

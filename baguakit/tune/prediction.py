@@ -1,36 +1,35 @@
 """The predicted time of a training step under an algorithm, for a bucket size and a number of flows.
 
-With f, b and o the seconds of forward, backward and the optimizer alone, in the steady state of the algorithm, after
-its warm-up:
+f, b and o are the seconds of forward, backward and optimizer without communication. After the algorithm's warm-up:
 
     during_backward     flight i is launched when backward has made its gradients, at f + r_i, and lands by f + b;
                         with a delay all flights overlap one whole step, whatever the delay
-    between_steps       all are launched at 0 and land by f + b
-    after_step          all after the step, without overlap of it
-    after_step(delay=d) launched after a step, with d steps to land
+    between_steps       all flights are launched at 0 and land by f + b
+    after_step          all flights run after the step, without overlap
+    after_step(delay=d) flights are launched after a step, and land d steps later
     free_running        one flight after another; training does not wait
 
-Rules share a lane: the flights that overlap f + b are one sequence. A step takes the seconds of that sequence, o, and
-the copies of weights into buckets and back. A flight in every k-th step counts by 1/k.
+Rules share a lane: all flights that overlap f + b are one sequence. The time of a step is the time of that sequence,
+plus o, plus the copies of weights into buckets and back. A flight in every k-th step counts 1/k.
 
-Overlap: training computes for W seconds. Flight i is launched when r_i of them are done, and takes T_i seconds, z_i of
-them work of the machine's processor, in order on one lane; or T_i − B_i there and B_i on a lane beside it (see
-`baguakit.lanes`):
+Overlap: training computes for W seconds. Flight i is launched after r_i of these seconds, and takes T_i seconds. In z_i
+of them the machine's processor works. Flights run in order on one lane. A flight may run for B_i of its T_i seconds on
+a second lane (see `baguakit.lanes`):
 
     this lane           a_1     a_2  c_1     a_3  c_2   …     a_i = c_i = (T_i − B_i)/2
-    the one beside           b_1        b_2                   b_i = B_i
+    second lane              b_1        b_2                   b_i = B_i
 
-While training and flights run they share the processor, by the crowding κ: with ρ the sum of z/T, the shares that are
-work of the processor, of what flies at that time,
+While training and flights run, they share the processor, with the crowding κ. ρ is the sum of z/T over the flights that
+run at that time (z/T is the processor's share of a flight):
 
     the flights run at the rate     s = min(1, (1 − κ/2)/ρ)       their full rate, up to half of one core
     training runs at the rate       1 − κ ρ s
 
-Without crowding (κ = 0) and on one lane flight i lands at c_i = max(r_i, c_{i−1}) + T_i, and the step ends at
-max(W, c_last). Many equal flights on two lanes take the longer of Σ (T − B) and Σ B, and the rest of one flight.
+Without crowding (κ = 0) and on one lane, flight i lands at c_i = max(r_i, c_{i−1}) + T_i, and the step ends at
+max(W, c_last). Many equal flights on two lanes take max(Σ (T − B), Σ B), plus the rest of one flight.
 
-The effect of an algorithm on training, beside DDP, is read from what its stages declare. Only training can tell
-whether a different trajectory is as good: `measured.json` has results of a small GPT (`python -m bench.frontier`).
+The effect of an algorithm on training, compared with DDP, follows from the declarations of its stages. Only training
+shows whether another trajectory is as good: `measured.json` has results of a small GPT (`python -m bench.frontier`).
 """
 
 import json
@@ -59,11 +58,11 @@ class Effect(Declared):
     """The effect of an algorithm on training. Print it.
 
     Attributes:
-        averages: in each step all ranks use the mean of the gradients of that step, up to rounding. Otherwise training
-            takes a different trajectory: weights differ by rank, or gradients are sparse, of low rank or late, or the
-            optimizer differs.
-        bits: the fewest bits a value to which gradients are rounded; None for an exact mean.
-        feedback: the rounding error is added to the gradients of the next step.
+        averages: whether all ranks use the mean of the gradients of each step in that step, up to rounding. Otherwise
+            training takes a different trajectory: weights differ by rank, gradients are sparse, of low rank or delayed,
+            or the optimizer differs.
+        bits: the number of bits per value to which gradients are rounded, the fewest of all stages; None: exact mean.
+        feedback: whether the rounding error is added to the gradients of the next step.
     """
 
     averages: bool
@@ -72,7 +71,7 @@ class Effect(Declared):
 
     @property
     def keeps_loss(self) -> bool:
-        """Return whether training ends with DDP's loss without a trial: an exact mean, or one of 8 bits or more."""
+        """Return whether DDP's final loss is certain without a trial: an exact mean, or a mean in 8 bits or more."""
         return self.averages and (self.bits is None or self.bits >= 8)
 
     @property
@@ -98,7 +97,7 @@ def effect(algorithm: Algorithm) -> Effect:
         algorithm: a rule, or a tuple of rules.
 
     Raises:
-        TypeError: it is neither.
+        TypeError: `algorithm` is neither a rule nor a tuple of rules.
     """
     rules = lasting(algorithm)
     stages = [stage for rule in rules for stage in rule.stage.whole()]
@@ -113,7 +112,7 @@ def effect(algorithm: Algorithm) -> Effect:
 
 @lru_cache(maxsize=1)
 def measured() -> dict[str, float]:
-    """Return steps to DDP's last loss as a multiple of DDP's, by the expression of the algorithm."""
+    """Return {algorithm's expression: number of steps to DDP's final loss, as a multiple of DDP's}."""
     text = resources.files(__package__).joinpath("measured.json").read_text()
     return dict(json.loads(text)["steps"])
 
@@ -150,7 +149,7 @@ class Prediction(Declared):
 
     @property
     def to_loss(self) -> float | None:
-        """Return the seconds that bring training as far as a step of DDP, as a small GPT was trained; None: unknown."""
+        """Return the seconds of as much progress as one DDP step, measured with a small GPT; None: not measured."""
         steps = measured().get(written(self.algorithm))
         return None if steps is None else steps * self.seconds
 
@@ -191,7 +190,7 @@ def predict(
         return both + sum(each.copies for each in costs) + compute.optimizer
 
     def beside(each: RuleCost, W: float) -> float:
-        """Return the seconds until W seconds of training and all flights, launched together, are over."""
+        """Return the seconds until W seconds of training, and all flights launched at its start, are over."""
         return overlapped(W, [(0.0, flight) for _, flight in each.flights], kappa)
 
     def rate(each: RuleCost, step: float) -> float:
@@ -201,7 +200,7 @@ def predict(
         return step / (step + beside(each, 0.0) + each.rule.interval) if step else 1.0
 
     def added(each: RuleCost) -> float:
-        """Return the seconds that a flight adds to a step that takes `base` without it."""
+        """Return the seconds that the flights of a rule add to a step, which takes `base` seconds without them."""
         if each.rule.window == "free_running":
             return each.copies + kappa * sum(flight.busy for _, flight in each.flights)
         if overlaps(each.rule):
@@ -225,7 +224,7 @@ def every_of(rule: Rule) -> int:
 
 
 def lasting(algorithm: Algorithm) -> list[Rule]:
-    """Return the rules that never stop; raise if functions tell when rules start or stop."""
+    """Return the rules that never stop. Raise if a function decides when a rule starts or stops."""
     rules = rules_of(algorithm, name="algorithm")
     if told := [rule for rule in rules if callable(rule.start) or callable(rule.stop)]:
         raise ValueError(f"{told[0]!r} starts or stops by a function of the step; plan and tune with numbers")
@@ -244,7 +243,7 @@ def buckets_of(rule: Rule, named: Mapping[str, Tensor], bucket_bytes: int) -> li
 
 
 class RuleCost(NamedTuple):
-    """The cost of the flights of a rule, and the seconds in which weights are copied into all buckets and back."""
+    """The cost of the flights of a rule, and the seconds to copy weights into all buckets and back."""
 
     rule: Rule
     flights: list[tuple[float, Cost]]  # of each bucket the seconds of forward and backward before its launch, and cost
@@ -252,13 +251,13 @@ class RuleCost(NamedTuple):
 
 
 def cost_of(rule: Rule, buckets: list[list[Tensor]], place: Place, due: Mapping[Tensor, float]) -> RuleCost:
-    """Return the cost of the flights of a rule; the gradient of p is ready after `due[p]` seconds of a step."""
+    """Return the cost of a rule's flights. The gradient of p is ready `due[p]` seconds after the start of a step."""
     gradients, flights, copied = rule.what == "grad", [], 0
     launched = Cost(place.network.launch, place.network.launch)
     for bucket in buckets:
         here = [real(local(p)) for p in bucket]  # of sharded parameters this rank's shards
         load = Load(sum(p.numel() for p in here), here[0].element_size(), tuple(tuple(p.shape) for p in here))
-        # Gradients are copied into the bucket on the lane.
+        # The lane copies gradients into the bucket.
         flight = launched + place.copies(int(gradients), load.size) + rule.stage.cost(load, place)
         if not has_phases(rule.stage):  # a stage in it flies on its lane
             flight = replace(flight, beside=0.0, beside_busy=0.0)
@@ -274,7 +273,7 @@ def cost_of(rule: Rule, buckets: list[list[Tensor]], place: Place, due: Mapping[
 
 @dataclass(eq=False)
 class Phase:
-    """A flight, or a phase of one: its remaining seconds, ρ, the training before it, and the phase before it."""
+    """A flight or a phase of it: its remaining seconds, ρ, the seconds of training and the phase that come before."""
 
     left: float
     rho: float
@@ -286,7 +285,7 @@ class Phase:
 def overlapped(W: float, flights: Sequence[tuple[float, Cost]], kappa: float = 0.0) -> float:
     """Return the seconds until W seconds of training and all flights are over, with the crowding `kappa`.
 
-    Flights are given by the seconds of training before their launch, in rising order, and their costs.
+    `flights` has pairs (seconds of training before the launch, cost), in the order of launches.
     """
     t, x = 0.0, 0.0  # the time, and the seconds of W that are done
     lanes = lanes_of(flights, W)
@@ -310,7 +309,7 @@ def overlapped(W: float, flights: Sequence[tuple[float, Cost]], kappa: float = 0
 
 
 def lanes_of(flights: Sequence[tuple[float, Cost]], W: float) -> tuple[deque[Phase], deque[Phase]]:
-    """Return the work of two lanes in order."""
+    """Return the phases of all flights on each of the two lanes, in order."""
     lane, beside = deque[Phase](), deque[Phase]()
     last: list[Phase] = []  # the last phase of the flight before, which is not due yet
     for r, flight in flights:

@@ -1,8 +1,8 @@
 """Measurements: the speed of machines, the links between them, and the computation of a training step.
 
 Ranks of one machine share its cores and its memory, and in training they do the same work at the same time. So all
-ranks begin together and repeat the work until each rank has had turns on the cores. The speed is the mean, since the
-median would come from repetitions during which no other rank had a turn. Lines are fitted to times of messages.
+ranks begin together and repeat the work until each rank has run on the cores several times. The speed is the mean: the
+median would come from repetitions in which no other rank ran. Lines are fitted to the times of messages.
 """
 
 import time
@@ -43,15 +43,15 @@ SIDE, PRODUCTS = 192, 16  # of matrices that fit in the cache; products long eno
 def fit(times: Mapping[int, Sequence[float]]) -> Line:
     """Return the line α + β b through measured times, for t_b the median of the times of b bytes.
 
-    First, of the lines through two of the points (or through one, with α or β 0), that with the least
+    First, of the lines through two of the points (or through one point, with α = 0 or β = 0), take that with the least
 
         Σ_b |log((α + β b)/t_b)|
 
-    Small messages then count as much as large ones, and an outlier counts little. Then, over the points near that
-    line, the β that minimises  Σ_b b ((α + β b)/t_b − 1)²,  since long messages are timed best, and β matters most for
-    them; and for this β the α that minimises the same sum without the factor b.
+    Small messages count as much as large ones here, and outliers count little. Then use the points near that line. Take
+    the β that minimises  Σ_b b ((α + β b)/t_b − 1)²: long messages are timed best, and β matters most for them. For
+    this β, take the α that minimises the same sum without the factor b.
 
-    Times are seconds by bytes; raises a ValueError unless there are two sizes, and all are positive.
+    `times` is {bytes: seconds}. Raises a ValueError unless there are two sizes, and all numbers are positive.
     """
     b, t = np.array([(float(size), median(each)) for size, each in times.items()]).reshape(-1, 2).T
     if len(b) < 2 or min(*b, *t) <= 0:
@@ -89,24 +89,24 @@ def probe(
 
         print(bk.tune.probe(bk.Comm()))
 
-    On each link all ranks send a message to the next rank, then reduce a tensor, and then send to all others, which
-    takes another way where ranks share a network card or GPUs a PCIe switch: 1 KiB, 4 KiB and so on, until the time is
-    used up. Groups are made for the probe and closed. Nobody else should use the network meanwhile.
+    On each link all ranks send a message to the next rank, then reduce a tensor, and then send to all other ranks. The
+    last is slower if ranks share a network card, or GPUs a PCIe switch. Messages have 1 KiB, 4 KiB and so on, until the
+    time is used up. Groups are made for the probe and closed. Nobody else should use the network meanwhile.
 
     Args:
-        comm: the ranks, and with a mesh their nodes; None means all.
-        flows: numbers of connections to try, such as (1, 2, 4, 8), which is the default on CPUs; on CUDA only 1.
-            With nodes, those between them.
+        comm: the ranks, and with a mesh their nodes; None means all ranks.
+        flows: numbers of connections to try, such as (1, 2, 4, 8), the default on CPUs; on CUDA the default is 1.
+            With nodes, these are connections between nodes.
         compressors: the compressors to measure.
-        device: the device of the tensors; by default the GPU if the group moves its tensors, else the CPU.
-        seconds: about how long all messages may take; with more time messages are larger and β is more exact. Not
-            included are the speeds of the machine, a tenth of a second each, and the compilation of compressors.
+        device: the device of the tensors; by default the GPU if the group can send GPU tensors, else the CPU.
+        seconds: the approximate time for all messages. With more time, messages are larger and β is more exact. The
+            measurements of the machine (0.1 s each) and the compilation of compressors take additional time.
 
     Returns:
         A `Network`: print it, or keep its `to_json()`.
 
     Raises:
-        ValueError: flows or seconds are impossible, or the group does not move tensors of the device.
+        ValueError: flows or seconds are invalid, or the group cannot send tensors of the device.
     """
     comm = Comm() if comm is None else comm
     if device is None and torch.cuda.is_available():
@@ -137,7 +137,7 @@ def probe(
         own.close()
     networks: list[Network] = comm.gather_objects(replace(mine, links=tuple(links)))
 
-    # The links are equal on all ranks; of the rest the slowest machine counts.
+    # The links are equal on all ranks. For all other measurements, the slowest machine counts.
     def slowest(measured: Sequence[Any], *names: str) -> Any:
         return replace(measured[0], **{name: max(getattr(each, name) for each in measured) for name in names})
 
@@ -156,14 +156,14 @@ def now(device: torch.device) -> float:
 
 
 def machine(comm: Comm, device: torch.device, compressors: Sequence[Compressor]) -> tuple[Network, float]:
-    """Return the speeds of this rank's machine with all ranks at work, and seconds that pass in one of processor time.
+    """Return the speeds of this rank's machine while all ranks work, and the seconds that pass per second of CPU time.
 
-    The latter is 0 on a GPU. The crowding is κ = T₂/T₁ − 1, from 0 to 1: T₁ is the time of matrix products, T₂ their
-    time while each rank computes the same products on its lane too. Collective.
+    The latter is 0 on a GPU. The crowding is κ = T₂/T₁ − 1, from 0 to 1: T₁ is the time of matrix products; T₂ is their
+    time while each rank computes the same products on its lane as well. Collective.
     """
 
     def timed(work: Callable[[], object]) -> tuple[float, float]:
-        """Return the seconds of `work()`, and those for which this thread had a core: means over a window."""
+        """Return the mean seconds of `work()`, and the mean seconds in which this thread had a core."""
         work()
         comm.gather_objects(None)  # all ranks begin together
         cpu, began, times = time.thread_time(), now(device), 0
@@ -210,12 +210,12 @@ def machine(comm: Comm, device: torch.device, compressors: Sequence[Compressor])
 
 
 def link_of(part: str, flows: int, there: Comm, comm: Comm, device: torch.device, stretch: float, share: float) -> Link:
-    """Measure one link: a class of links over some flows, on which the ranks `there` exchange.
+    """Measure one class of links with `flows` flows; the ranks `there` exchange on these links.
 
     Args:
-        comm: all ranks, which agree on times.
-        stretch: seconds that pass in one of processor time with all ranks at work; 0: processor time is ignored.
-        share: seconds for each series of messages.
+        comm: all ranks; they agree on the times.
+        stretch: the seconds that pass per second of CPU time while all ranks work; 0: CPU time is ignored.
+        share: the seconds for each series of messages.
     """
     n, r = there.size, there.rank
     if n == 1:
@@ -225,10 +225,10 @@ def link_of(part: str, flows: int, there: Comm, comm: Comm, device: torch.device
     buffer = torch.zeros(SIZES[-1] // 4, dtype=torch.float32, device=device)
 
     def series(send: Callable[[int], float]) -> Line:
-        """Return the line through messages of growing size: `send(b)` takes b bytes, and returns how many it sent."""
+        """Return the line fitted to messages of growing size. `send(b)` takes b bytes and returns the bytes sent."""
 
         def once(b: int) -> tuple[float, float]:
-            """Return the seconds that one message takes, and its seconds of processor time, with all ranks at work."""
+            """Return the seconds and the seconds of CPU time (stretched) that one message takes."""
             cpu, began = time.process_time(), now(device)
             send(b)
             ended = now(device)
@@ -238,7 +238,7 @@ def link_of(part: str, flows: int, there: Comm, comm: Comm, device: torch.device
         cpu: dict[float, float] = {}  # the processor's time for a message, by the bytes that it sent
         spent, seen = 0.0, False
         for before, b in zip([0, *sizes], sizes, strict=False):
-            # A series may overdraw its share while the times so far do not depend on the size.
+            # A series may exceed its share as long as the times do not depend on the size.
             allowed = share if seen else OVERDRAWN * share
             repeats = 20 if b < SMALL else 5 if b < 1 << 20 else 3
             if len(times) >= least and spent + (1 + repeats) * b / before * median(times[before]) > allowed:
@@ -250,7 +250,7 @@ def link_of(part: str, flows: int, there: Comm, comm: Comm, device: torch.device
             spent += sum(times[b]) if b > SMALL else 0.0  # else a busy machine would spend all of it on noise
             seen = median(times[b]) > 2 * median(times[sizes[0]])
         line, largest = fit(times), max(times)
-        # Lost in noise? No link is known to be faster than it was seen to be.
+        # If noise hides the slope, take the bandwidth of the largest message.
         beta = line.beta or median(times[largest]) / largest
         busy = (cpu[max(cpu)] - cpu[min(cpu)]) / (max(cpu) - min(cpu))
         return Line(line.alpha, beta, min(beta, max(0.0, busy)))
@@ -286,10 +286,10 @@ class Compute(Declared):
     """A step without communication, in seconds.
 
     Attributes:
-        forward, backward, optimizer: its parts; forward is everything before backward.
-        ready: of each trainable parameter, in the model's order, the share of backward after which its gradient is
-            ready. Empty: backward goes through the parameters from the last to the first, and each takes time in
-            proportion to its size.
+        forward, backward, optimizer: the seconds of its parts; forward is everything before backward.
+        ready: for each trainable parameter, in the model's order, the share of backward after which its gradient is
+            ready. Empty: backward goes through the parameters from the last to the first, and the time of each is
+            proportional to its size.
     """
 
     forward: float
@@ -319,7 +319,7 @@ class Compute(Declared):
 
 
 def timed(step: Callable[[], Any], model: nn.Module) -> Compute:
-    """Make some steps of training without communication, time them, and return the median of each part."""
+    """Take some training steps without communication, time them, and return the median of each part."""
     params = [p for p in model.parameters() if p.requires_grad]
     device = params[0].device if params else torch.device("cpu")
     forwards: list[Any] = []  # moments at which forward ended

@@ -1,8 +1,8 @@
-"""The search for the bucket size and the number of flows of an attachment, in the first steps of real training.
+"""Search the best bucket size and number of flows of an attachment in the first steps of training.
 
-All ranks time the same steps, gather their times, and use the slowest rank's: so all ranks make the same choice at the
-same step. The search begins at the prediction of a plan, or at the present setting, and goes on to neighbours of the
-best so far, on the grid of sizes and flows, until none is better:
+All ranks time the same steps, gather the times, and use the slowest rank's time. So all ranks make the same choice at
+the same step. The search begins at the prediction of a plan, or at the current setting. It continues with neighbours of
+the best setting so far, on the grid of sizes and flows, until no neighbour is better:
 
     t(c) = max over ranks of the median step under c;     best ← c  where  t(c) < 0.97 t(best)
 """
@@ -27,7 +27,7 @@ GAIN = 0.03  # the share of time by which a setting must be faster than the best
 
 @dataclass(frozen=True)
 class Trial(Declared):
-    """Some steps under one setting, `bucket_bytes` and `flows`; `seconds` is the time of a step on the slowest rank."""
+    """Some steps with one setting, `bucket_bytes` and `flows`. `seconds` is the time of a step on the slowest rank."""
 
     bucket_bytes: int
     flows: int
@@ -44,7 +44,7 @@ class Trial(Declared):
 
 
 def best_of(trials: Sequence[Trial]) -> Trial:
-    """Return the best trial: the first, or a later one that was faster by `GAIN` than the best before it."""
+    """Return the best trial: the first, or a later trial that was faster by `GAIN` than the best trial before it."""
     best = trials[0]
     for trial in trials[1:]:
         if trial.seconds < (1 - GAIN) * best.seconds:
@@ -53,7 +53,7 @@ def best_of(trials: Sequence[Trial]) -> Trial:
 
 
 def next_of(trials: Sequence[Trial], sizes: Sequence[int], flows: Sequence[int]) -> tuple[int, int] | None:
-    """Return an untried neighbour of the best setting on the grid, other sizes first; None if all were tried."""
+    """Return an untried neighbour of the best setting on the grid, first other sizes; None if all were tried."""
     best, tried = best_of(trials), {trial.setting for trial in trials}
     i, j = sizes.index(best.bucket_bytes), flows.index(best.flows)
     around = [(i + 1, j), (i - 1, j), (i, j + 1), (i, j - 1)]
@@ -62,19 +62,19 @@ def next_of(trials: Sequence[Trial], sizes: Sequence[int], flows: Sequence[int])
 
 
 class Tuner:
-    """Tuning under way; made by `autotune`. Print it.
+    """A running search; `autotune` makes it. Print it.
 
     Attributes:
-        trials: of the settings tried so far.
-        over: it has ended, and nothing is timed any more.
-        log: the sentences that were logged ("baguakit").
+        trials: the trials of the settings tried so far.
+        over: whether the search has ended, and nothing is timed any more.
+        log: the sentences that were logged (logger "baguakit").
     """
 
     def __init__(self, att: Any, start: tuple[int, int], sizes: list[int], flows: list[int], steps: int) -> None:
         self._att, self._engine, self._setting = att, att.tunable, start
         self._sizes, self._flows = sizes, flows
         lasting(att.rules)  # raises if functions tell when rules start or stop
-        # The steady state: warm-ups are over, and rules that are warm-ups.
+        # Wait until stages have warmed up, and rules that serve as warm-ups have stopped.
         ends = [(rule.start, rule.stop or 0, getattr(rule.stage, "warmup_steps", 0)) for rule in att.rules]
         self._begin = max(map(max, ends))
         self._period = lcm(*map(every_of, att.rules))
@@ -97,7 +97,7 @@ class Tuner:
         return best_of(self.trials) if self.trials else None
 
     def stop(self) -> None:
-        """End here, with the buckets as they are. Every rank calls it at the same step; local."""
+        """End the search and keep the current buckets. Every rank calls it at the same step; local."""
         if not self.over:
             self._end("stopped")
 
@@ -160,24 +160,24 @@ def autotune(
             bk.tune.autotune(att)
             train()
 
-    Tuning begins after warm-ups. Each setting is used for some steps, of which the first two are not timed; with rules
-    that exchange in every k-th step, for whole periods. The state is carried over to new buckets; a stage makes anew
-    what it cannot carry over (`power_sgd`: its factors). Results change by no more than other buckets change them.
+    Tuning begins after warm-ups. Each setting is used for some steps; the first two are not timed. If rules exchange in
+    every k-th step, a setting is used for whole periods. The state is carried over to new buckets; a stage makes again
+    the parts that it cannot carry over (`power_sgd`: its factors). Results change only as with other buckets.
 
-    The setting that was found is a part of `att.state_dict()`: a resumed run takes it and does not tune again.
+    The setting that was found is a part of `att.state_dict()`: a resumed run uses it and does not tune again.
 
     Args:
         att: returned by `bk.attach`.
-        plan: begin at its fastest row for the rules attached; None: begin at the setting of the attachment.
+        plan: begin at its fastest row for the attached rules; None: begin at the setting of the attachment.
         bucket_bytes: the sizes to try, in bytes.
-        flows: the numbers of flows to try; None: the numbers in the plan, or without a plan the present one alone.
-        steps: the number of steps that are timed under a setting; their median counts.
+        flows: the numbers of flows to try; None: the numbers in the plan, or without a plan the current number only.
+        steps: the number of timed steps per setting; their median counts.
 
     Returns:
         A `Tuner`: `tuner.over`, `tuner.best`, `tuner.log`; print it.
 
     Raises:
-        ValueError: a rule is free running, so that ranks are at different steps, or an argument is impossible.
+        ValueError: a rule is free running, so that ranks are at different steps, or an argument is invalid.
         TypeError: `att` is not what `bk.attach` returned.
     """
     if not hasattr(att, "tunable"):
