@@ -1,6 +1,6 @@
-"""A backend of `torch.distributed` whose collectives fly compressed: `register()`, then `init_process_group("bagua")`.
+"""A backend of `torch.distributed` with compressed collectives: `register()`, then `init_process_group("bagua")`.
 
-`exact()` excepts a part of a program, and `report()` tells how each operation flew.
+`exact()` makes the collectives of a part of a program exact. `report()` tells how each operation was sent.
 """
 
 import sys

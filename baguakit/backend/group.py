@@ -1,4 +1,4 @@
-"""The process group of the backend: it lets collectives fly compressed, or passes them to an inner group."""
+"""The process group of the backend: it compresses collectives, or passes them to an inner group."""
 
 import contextlib
 import sys
@@ -32,8 +32,8 @@ CPU = torch.device("cpu")
 class BaguaGroup(Methods):
     """A process group over gloo for tensors on the CPU, and NCCL for those on a GPU. Collective.
 
-    What flies compressed does so on a lane, in groups of its own and in the order of the calls. The monitor watches all
-    collectives, and names the rank at fault if one does not end. `options` are what torch passes to a backend.
+    Compressed collectives run on a lane, in separate groups and in the order of the calls. The monitor watches all
+    collectives, and names the rank at fault if one does not end. `options` is the object that torch passes to backends.
 
     Raises:
         ValueError: ranks have different policies; it names one of them.
@@ -84,7 +84,7 @@ class BaguaGroup(Methods):
             self._register_backend(kind, dist.ProcessGroup.BackendType.CUSTOM, self._inner._get_backend(kind))
 
     def _limit(self) -> timedelta:
-        """Return the timeout: torch sets another one in the inner group, and the lanes' groups follow."""
+        """Return the timeout. If torch has changed the one of the inner group, change that of all groups, too."""
         if (now := timeout_of(self._inner)) != self._set:
             self._timeout, self._set = now, longer(now)  # first: another thread may ask, too
             for group in self._groups():
@@ -108,7 +108,7 @@ class BaguaGroup(Methods):
         return self._passed(call, why) if why else self._compressed(call)
 
     def _compressed(self, call: Call) -> Work:
-        """Let a collective fly on the lane."""
+        """Run a collective on the lane, compressed or over flows."""
         on_gpu, policy, number = call.whole[0].is_cuda, self.policy, next(self._rounds)
         channel, label = self._channel(call.whole[0].device), call.described(exact=False)
         channel.lane.uses(call.passed)
@@ -137,8 +137,8 @@ class BaguaGroup(Methods):
     def _passed(self, call: Call, why: str) -> Work:
         """Pass a collective to the inner group.
 
-        On a GPU a lane of its own waits for NCCL's work, which counts as ended once a connection breaks, although its
-        kernel waits on: an event on the lane does not, and the monitor sees it.
+        On a GPU a separate lane waits for NCCL's work. This work counts as ended once a connection breaks, although its
+        kernel still waits. An event on the lane does not count as ended, and the monitor watches this event.
         """
         if other := next((x.dtype for x in call.whole if x.is_cpu and x.dtype not in SENT), None):
             raise TypeError(f"{call.operation}: gloo does not send {other}; send the bytes, x.view(torch.uint8)")
@@ -156,7 +156,7 @@ class BaguaGroup(Methods):
             over_gloo = call.operation == "barrier" and not torch.cuda.is_available()  # which prefers NCCL
         if n > 1 and self.policy.compare and not call.unlike and over_gloo:  # it refuses nothing, as far as can be seen
             return self._compared(call, collective)
-        # Torch looks for the backend by the tensors: without any, gloo itself says which are missing.
+        # Torch chooses the backend by the tensors. Without tensors, gloo itself reports which are missing.
         inner = self._inner if tensors or call.operation == "barrier" else self._inner._get_backend(CPU)
         collective.flight = passed = Passed([self._call(inner, collective, *each) for each in call.passed])
         if device.type == "cuda":
@@ -166,7 +166,7 @@ class BaguaGroup(Methods):
         return Work(collective, self._monitor, call.outs, beside, self._dropped)
 
     def _compared(self, call: Call, collective: Collective) -> Work:
-        """Let gloo do a collective when all ranks are known to make the same call, after those before it."""
+        """Run a collective over gloo, after earlier ones, when all ranks are known to make the same call."""
         channel, number = self._channels["cpu"], next(self._rounds) + 1
         group = channel.comm.group
 
@@ -190,7 +190,7 @@ class BaguaGroup(Methods):
         return Work(collective, self._monitor, call.outs, self._follower, self._dropped)
 
     def _message(self, name: str, tensors: list[Tensor], *where: int) -> Any:
-        """Pass a message between two ranks, which the others know nothing of."""
+        """Pass a message between two ranks to the inner group. Other ranks do not take part."""
         self._check()
         count(name, sum(x.nbytes for x in tensors) if name == "send" else 0, "exact", "not in the policy")
         message, device = Collective(label=name), tensors[0].device
@@ -258,7 +258,7 @@ for _name in ("send", "recv", "recv_anysource"):
 
 
 def writing(tensors: Sequence[Tensor]) -> contextlib.AbstractContextManager[Any]:
-    """Return the mode in which a lane's thread may write to tensors that were made in inference mode, or not."""
+    """Return the context in which a lane's thread may write to the tensors, also if made in inference mode."""
     return torch.inference_mode() if True in map(Tensor.is_inference, tensors) else contextlib.nullcontext()
 
 
@@ -266,23 +266,23 @@ _chosen = [Policy()]  # for groups that are made from now on
 
 
 def register(policy: Policy | None = None) -> None:
-    """Register the backend "bagua" with torch, for `init_process_group("bagua")` and the groups that are made then.
+    """Register the backend "bagua" with torch, for `init_process_group("bagua")` and groups that are made later.
 
         bk.backend.register()
         torch.distributed.init_process_group("bagua")
 
-    All ranks call it with the same policy, before they make the group: rank 0 prints it. A further call sets the policy
-    of groups that are made later.
+    All ranks call this with the same policy, before they make the group. Rank 0 prints the policy. A further call sets
+    the policy of groups that are made later.
 
     Args:
-        policy: which collectives fly compressed; None for `Policy()`.
+        policy: which collectives are compressed; None for `Policy()`.
 
     Raises:
         TypeError: `policy` is not a Policy.
     """
     _chosen[0] = Policy() if policy is None else instance("policy", policy, Policy, "a bk.backend.Policy")
     if NAME not in dist.Backend.backend_list:
-        # `torch.compile` calls the methods as they are, between its graphs; it would trace into them otherwise.
+        # `torch.compile` must call these methods between its graphs, and not trace into them.
         for name, method in [*vars(Methods).items(), *vars(BaguaGroup).items()]:
             if callable(method) and not name.startswith("__") and hasattr(dist.ProcessGroup, name):
                 setattr(BaguaGroup, name, torch.compiler.disable(method))

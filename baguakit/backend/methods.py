@@ -1,6 +1,6 @@
-"""The methods by which torch calls a process group: by old names and new, from Python and from C++.
+"""The methods that torch calls on a process group, with old and new names, from Python and from C++.
 
-A method that is missing here would reach the inner group's backend without a word.
+A call of a method that is missing here would go to the inner group's backend without notice.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,19 +37,19 @@ class Call:
     """A call of a collective."""
 
     operation: str  # its name in a policy, or that of a method that is always exact
-    outs: Sequence[Tensor]  # that it fills
-    whole: Sequence[Tensor]  # that are reduced, scattered or gathered, for their size
-    # The methods of the inner group that do it exactly, and their arguments, by place and by name.
+    outs: Sequence[Tensor]  # the tensors that it fills
+    whole: Sequence[Tensor]  # all tensors that are reduced, scattered or gathered, for their size
+    # The methods of the inner group that do it exactly, with their positional and named arguments.
     passed: Sequence[tuple[str, Sequence[Any], dict[str, Any]]]
     pieces: Sequence[tuple[Any, ...]] = ()  # the arguments of each of its `EXCHANGES`, without compressor and `Comm`
     op: Any = None  # of a reduction
     unlike: str = ""  # why it must be exact, if its tensors do not fit: the inner group refuses what is wrong
     root: int | None = None  # of a broadcast and its kind
-    alike: Sequence[Tensor] | None = None  # have a shape, dtype and layout on all ranks; None for `whole`
+    alike: Sequence[Tensor] | None = None  # of equal shape, dtype and layout on all ranks; None for `whole`
     splits: tuple[list[int], list[int]] | None = None  # of an all-to-all: values for each rank, and from each
 
     def described(self, exact: bool) -> str:
-        """Return all attributes in words: on ranks that make the same call, the same words."""
+        """Return the call in words. The words are equal on all ranks that make the same call."""
         method = self.passed[0][0] if exact and self.passed else ""
         same = method.replace("_", "") in ("", self.operation.replace("_", ""))
         said = [self.operation] + ["exact" if same else f"exact by {method}"] * exact
@@ -142,7 +142,7 @@ class Methods(Group):  # type: ignore[misc]
         return self._launch(Call("all_to_all", filled, whole, passed, [(outs, ins)], unlike=why, splits=splits))
 
     def _uneven(self, parts: Sequence[Tensor], rows: Sequence[Sequence[Tensor]]) -> str:
-        """Return why a row has not the size of a part for each rank; "" if all have."""
+        """Return "" if each row has a tensor per rank, as large as the row's part; else the reason in words."""
         pairs = zip(parts, rows, strict=False)
         fit = all(len(row) == self.size() and {x.numel() for x in row} == {part.numel()} for part, row in pairs)
         return "" if fit and len(parts) == len(rows) else UNEQUAL
@@ -174,7 +174,7 @@ for _name in ("broadcast", "reduce", "gather", "gather_single", "gather_into_ten
 
 
 def to(name: str, *arguments: Any, **named: Any) -> tuple[str, Sequence[Any], dict[str, Any]]:
-    """Return a call of a method of the inner group, without the last arguments and those by name if they are None."""
+    """Return a call (name, arguments, named) of the inner group, without last and named arguments that are None."""
     while arguments and arguments[-1] is None:
         arguments = arguments[:-1]
     for key in [*named]:
@@ -184,7 +184,7 @@ def to(name: str, *arguments: Any, **named: Any) -> tuple[str, Sequence[Any], di
 
 
 def parts(x: Tensor, sizes: Sequence[int], n: int) -> Sequence[Tensor]:
-    """Return the rows of `x` for each of n ranks: equally many, unless `sizes` says how many; raise if they are not."""
+    """Split the rows of `x` among n ranks: by `sizes`, or equally if it is empty; raise ValueError if this fails."""
     if len(sizes) not in (0, n) or sum(sizes) != len(x) * bool(sizes) or (not sizes and len(x) % n):
         rows = f"{len(x)} rows cannot be split among {n} ranks" + f" as {list(sizes)}" * bool(sizes)
         what = "output_split_sizes and input_split_sizes"
@@ -193,7 +193,7 @@ def parts(x: Tensor, sizes: Sequence[int], n: int) -> Sequence[Tensor]:
 
 
 def shared(tensors: Sequence[Tensor]) -> bool:
-    """Return whether one of some dense tensors has memory of another."""
+    """Return whether two of the dense tensors share memory."""
     spans = []
     for x in tensors:
         if x.layout is torch.strided and x.numel():
@@ -202,11 +202,11 @@ def shared(tensors: Sequence[Tensor]) -> bool:
     return any(end > begin for (_, end), (begin, _) in pairwise(sorted(spans)))
 
 
-# The exchanges, compressed or, without a compressor, over flows. Equal bits where ranks get equal values.
+# The exchanges, compressed or, without a compressor, over flows. Ranks that get equal values get equal bits.
 
 
 def all_reduce(x: Tensor, average: bool, compressor: Compressor | None, comm: Comm) -> None:
-    """Compute x ← Σ_r Q(x_r), or the mean. The sum is n times a mean: in fp32, where halves would round it to 0."""
+    """Compute x ← Σ_r Q(x_r), or the mean. The sum is n times the mean, in fp32: fp16 could round the mean to 0."""
     y = x.float() if compressor is not None and x.itemsize < 4 else x.contiguous()
     if compressor is None:
         comm.all_reduce(y.view(-1))
@@ -231,18 +231,18 @@ def all_gather(out: Tensor | Sequence[Tensor], x: Tensor, compressor: Compressor
 
 
 def all_to_all(outs: Sequence[Tensor], ins: Sequence[Tensor], compressor: Compressor | None, comm: Comm) -> None:
-    """Send `ins[r]` to rank r, and fill `outs[r]` with what it sends, compressed where that is fewer bytes."""
+    """Send `ins[r]` to rank r, and receive `outs[r]` from rank r. Messages that get smaller are compressed."""
     there, here = ([x.numel() for x in parts] for parts in (outs, ins))
     spread(compressed_all_to_all(torch.cat([x.reshape(-1) for x in ins]), compressor, comm, there, here), outs)
 
 
 def room(out: Tensor | Sequence[Tensor], x: Tensor) -> Tensor | None:
-    """Return `out` if what comes of `x` can be written to it as it arrives, else None."""
+    """Return `out` if received values can be written to it directly: one contiguous tensor, dtype of `x`. Else None."""
     return out if isinstance(out, Tensor) and out.is_contiguous() and out.dtype == x.dtype else None
 
 
 def spread(landed: Tensor, outs: Sequence[Tensor]) -> None:
-    """Copy what has arrived to `outs`, one after another, unless it has been written there."""
+    """Copy the received values `landed` to `outs`, one after another, unless they are there already."""
     for out, values in zip(outs, landed.view(-1).split([out.numel() for out in outs]), strict=True):
         if out.data_ptr() != values.data_ptr():
             out.copy_(values.view(out.shape))
@@ -261,7 +261,7 @@ WRAP = 1 << 32  # counts are sent modulo this
 
 @lru_cache(1 << 10)
 def parts_of(label: str) -> tuple[int, bytes, bytes]:
-    """Return the number in the tags of the messages of a call, and the begin and the end of its lines."""
+    """Return the number in the tags of a call's messages, and the begin (digest) and the end (words) of its lines."""
     digest, words = blake2b(label.encode(), digest_size=HEAD).digest(), label.encode().ljust(LINE - TAIL)
     if len(words) > LINE - TAIL:
         words = words[: LINE - TAIL - 20] + b" ... " + digest.hex()[:15].encode()
@@ -271,19 +271,19 @@ def parts_of(label: str) -> tuple[int, bytes, bytes]:
 def compare(
     group: Any, monitor: Monitor, label: str, number: int, splits: tuple[list[int], list[int]] | None
 ) -> Callable[[], None]:
-    """Send the lines of a call, the `number`-th of a group over gloo; all ranks do, in the order of their calls.
+    """Send a line that describes a call, the `number`-th of a gloo group, to each rank. All ranks do so in call order.
 
-    The function that is returned waits for the lines of all ranks, and raises an error that names the rank whose call
-    differs, before anything is mixed. For each collective every rank sends every other one line of 128 bytes:
+    The returned function waits for the lines of all ranks. If a call differs, it raises an error that names the rank,
+    before values are mixed. For each collective, each rank sends a line of 128 bytes to each other rank:
 
         8       a digest of the call: operation, reduction, shape, dtype, layout, root, method, exact or compressed
         8       in an all-to-all, how many values follow for the rank that reads it, and how many it is to send
         112     the call in words
 
-    An exact collective of gloo begins when the lines of all ranks agree: gloo reads the bits of one dtype as another,
-    adds the values of two reductions, and ends a process that gets more bytes than it waits for. What is compressed
-    does not wait: it sends first messages meanwhile, with the digest in their tags, so that messages of other calls
-    never arrive.
+    An exact collective of gloo begins when the lines of all ranks agree. Otherwise gloo could read the bits of one
+    dtype as another, add the values of two reductions, or end a process that gets more bytes than it waits for. A
+    compressed collective does not wait: it sends its first messages meanwhile. Their tags contain the digest, so that
+    messages of other calls never arrive.
     """
     rank, n = group.rank(), group.size()
     here, there = splits or ([0] * n, [0] * n)

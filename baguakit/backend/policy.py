@@ -1,4 +1,4 @@
-"""The policy of the backend: which collectives fly compressed, and why the others do not; and its report."""
+"""The policy of the backend, which tells which collectives are compressed and why others are not; and its report."""
 
 import contextlib
 import threading
@@ -20,22 +20,22 @@ OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 
 @dataclass(frozen=True)
 class Policy:
-    """The collectives that fly compressed: of floating tensors, from a size on, that sum or average or move values.
+    """The collectives that are compressed: those of large floating tensors that sum, average or move values.
 
     All others are exact: integers, MAX, MIN, PRODUCT, small tensors, broadcasts, messages between two ranks.
 
     Args:
-        compressor: such as `compressors.UInt4()`; None sends values as they are, which is of use with `flows`.
-        operations: which collectives may fly compressed: "all_reduce", "reduce_scatter", "all_gather" and "all_to_all".
-        least: the bytes of the smallest tensor that is compressed: of the whole that is reduced, scattered or gathered.
-            An all-to-all compresses the messages that are fewer bytes packed, since their sizes differ among ranks.
-        flows: the number of connections to each peer, as of `Comm`; for tensors on the CPU.
-        compare: for tensors on the CPU, tell every other rank in 128 bytes which call comes, so that ranks whose calls
-            differ are named at once, and exact calls begin only when they agree. Without it such ranks are named a
-            heartbeat or two later, if they live so long, and gloo may have mixed their values or ended the process.
+        compressor: such as `compressors.UInt4()`; None sends values as they are, which is useful with `flows`.
+        operations: the collectives to compress, of "all_reduce", "reduce_scatter", "all_gather" and "all_to_all".
+        least: the bytes of the smallest tensor that is compressed; the whole that is reduced, scattered or gathered
+            counts. An all-to-all compresses each message that gets smaller, since sizes differ among ranks.
+        flows: the number of connections to each peer, as in `Comm`; for tensors on the CPU.
+        compare: for tensors on the CPU, send 128 bytes that describe the call to every other rank. Ranks whose calls
+            differ are named at once, and exact calls begin only when all ranks agree. False: such ranks are named one
+            or two heartbeats later, if they still run; gloo may have mixed their values or ended the process.
 
     Raises:
-        TypeError: the compressor keeps some places only; an argument is of another type.
+        TypeError: the compressor is sparse, such as `TopK`; an argument is of another type.
         ValueError: an operation is unknown, `least` is negative, or `flows` is not 1 to 64.
     """
 
@@ -58,9 +58,9 @@ class Policy:
         return expression(self)
 
     def objection(self, operation: str, tensors: Sequence[Tensor], op: Any, size: int) -> str:
-        """Return why an operation must be exact, in words; "" if it flies compressed. The same on all ranks.
+        """Return why an operation must be exact, in words; "" if it is compressed. Equal on all ranks.
 
-        `tensors` are reduced, scattered or gathered, whole, in a group of `size`; `op` is None but for reductions.
+        `tensors` are all that is reduced, scattered or gathered by `size` ranks; `op` is None except for reductions.
         """
         if size == 1:
             return "one rank"
@@ -85,19 +85,19 @@ def name_of(op: Any) -> str:
     return str(getattr(op, "op", op).name)
 
 
-_inside: list[None] = []  # one for each block that the process is in: backward calls from threads of its own
+_inside: list[None] = []  # one for each block that the process is in, on all threads: backward runs on other threads
 
 
 @contextlib.contextmanager
 def exact() -> Iterator[None]:
-    """Let all collectives of this process that begin in this block be exact. All ranks enter and leave it alike.
+    """Make all collectives exact that this process begins in this block. All ranks enter and leave the block alike.
 
     For sums that must be exact, such as those of metrics and counters:
 
         with bk.backend.exact():
             dist.all_reduce(correct)
 
-    Ranks of which only some are in such a block raise a `PeerError` that names them.
+    If only some ranks are in such a block, a `PeerError` names the ranks.
     """
     _inside.append(None)
     try:
@@ -108,14 +108,14 @@ def exact() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Row:
-    """Calls of one operation that flew alike.
+    """Calls of one operation that were sent in the same way.
 
     Attributes:
-        operation: its name.
-        calls: how many.
-        bytes: sent by this rank, without headers; for an exact operation, what its usual algorithm sends.
-        format: in which values were sent: the `repr` of a compressor, or "exact".
-        reason: why it was exact; "" if it was not.
+        operation: the name of the operation.
+        calls: the number of calls.
+        bytes: the bytes sent by this rank, without headers; if exact, the bytes that the usual algorithm sends.
+        format: the format in which values were sent: the `repr` of a compressor, or "exact".
+        reason: why the calls were exact; "" if they were not.
     """
 
     operation: str
@@ -153,7 +153,7 @@ def count(operation: str, nbytes: float, flew: Any = "exact", reason: Any = "") 
 
 
 def report() -> Report:
-    """Return how the operations of all groups of this backend have flown so far on this rank. Local."""
+    """Return how this rank has sent the operations of all groups of this backend so far. Local."""
     with _lock:
         found = [Row(name, calls, sent, str(flew), str(why)) for (name, flew, why), (calls, sent) in _counts.items()]
     return Report(tuple(sorted(found, key=lambda row: (row.operation, row.format, row.reason))))

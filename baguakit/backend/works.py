@@ -15,7 +15,7 @@ from ..monitor import Collective, Monitor
 
 
 class Passed(Flight):
-    """Work of the inner group, in parts; without any, it has ended. `launch`, if given, begins and returns them."""
+    """Work of the inner group, in parts; without parts it has ended. `launch`, if given, returns the parts it began."""
 
     def __init__(self, works: Sequence[Any] = (), launch: Flight | None = None) -> None:
         self._works, self._launch = [work for work in works if work is not None], launch
@@ -36,7 +36,7 @@ class Passed(Flight):
             self._launch.fail(error)
 
     def follow(self) -> None:
-        """Let the current stream wait for NCCL, which keeps memory of its own until it has ended: `wait()` frees it."""
+        """Let the current stream wait for NCCL, by futures: `wait()` would free memory that NCCL keeps meanwhile."""
         for work in self.works:
             work.get_future().wait()
 
@@ -51,11 +51,11 @@ class Passed(Flight):
 class Work(dist.Work):
     """A collective under way.
 
-    Where C++ keeps work that a program has let go of, as DDP does in `join`, it calls the methods of this object, and
-    would wait for ever if it were gone: the latest works of a group for which nothing has waited are kept.
+    C++ may keep work that the program has dropped, as DDP does in `join`. It then calls the methods of this object, and
+    would wait for ever if the object were gone. So a group keeps its latest works for which nothing has waited.
 
-    It fills `outs`. The lane `follower` waits for it and runs the callbacks of its future, which may launch collectives
-    and wait for them; it is None for work of the inner group that no lane has begun. `dropped` are the works kept.
+    The work fills `outs`. The lane `follower` waits for the work and runs the callbacks of its future, which may launch
+    collectives and wait for them; it is None for work of the inner group that no lane began. `dropped` are works kept.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Work(dist.Work):
             deliver()
 
         def value(delivered: Any) -> list[Tensor]:
-            """Return the tensors, or raise the error: C++ waits for this one, and reads an error only if raised."""
+            """Return the tensors, or raise the error: C++ waits for this future, and sees only raised errors."""
             if isinstance(found := delivered.value(), Exception):
                 raise found
             return outs

@@ -49,8 +49,8 @@ SUBCOMMANDS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, and return the exit status.
 
-    Under torchrun rank 0 alone prints. The other ranks end with 0 after an error that rank 0 has, too: torchrun would
-    end rank 0 before it could print if another failed first.
+    Under torchrun only rank 0 prints. If rank 0 has the same error, the other ranks exit with 0: if another rank failed
+    first, torchrun would end rank 0 before it could print.
     """
     before, first = signal.signal(signal.SIGINT, interrupt), leads()
     parser = argparse.ArgumentParser("baguakit", description=DESCRIPTION, formatter_class=RawDescriptionHelpFormatter)

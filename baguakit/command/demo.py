@@ -61,7 +61,7 @@ BY_NAME = {each.name: each for each in CONTENDERS}
 
 
 def chosen(name: str | None, every: bool, ranks: int) -> Sequence[Contender]:
-    """Return the contenders to run: the default ones, or `every` one, or the named one beside the first two."""
+    """Return the contenders to run: the default ones, all of them if `every`, or the first two and the named one."""
     able = [each for each in CONTENDERS if has_nodes(ranks) or not each.needs_nodes]
     if name is None:
         return [each for each in able if every or each.telling or each is ALONE]
@@ -72,7 +72,7 @@ def chosen(name: str | None, every: bool, ranks: int) -> Sequence[Contender]:
 
 
 def over(result: Result, bits: float) -> Result:
-    """Return a result over loopback with the times of a network of `bits` per second, if nothing overlaps."""
+    """Return `result` with the times that a network of `bits` per second would give, if nothing overlaps."""
     curve = tuple((sent, seconds + sent * 8 / bits, loss) for sent, seconds, loss in result.curve)
     return replace(result, seconds=result.seconds + result.sent * 8 / bits, curve=curve)
 
@@ -84,7 +84,7 @@ def columns(rate: str, how: str) -> dict[str, str]:
 
 
 def row(result: Result, base: Result | None) -> list[str]:
-    """Return the cells of a result, compared with that of an all-reduce."""
+    """Return the cells of a result, compared with `base`, the result of an all-reduce."""
     share, speed = "", ""
     if base is not None:
         share, speed = f"{result.sent / base.sent:.3f}", f"{base.seconds / result.seconds:.1f} ×"
@@ -106,7 +106,7 @@ faster       than gradient_allreduce"""
 
 
 def draw(results: Sequence[Result], rate: str, how: str, ranks: int, path: Path) -> None:
-    """Draw the curves of the results that say most, and save the picture."""
+    """Draw the curves of the most informative results, and save the picture."""
     telling = sorted(results, key=lambda result: not BY_NAME[result.contender].telling)
     figure = blank(8, 4.2)
     axes = figure.subplots()

@@ -114,7 +114,7 @@ class Result:
 
     @property
     def accuracy(self) -> float:
-        """Return the accuracy to show: an average of networks would be communication where there is none."""
+        """Return the accuracy to show; without communication `alone`, since an average would be communication."""
         return self.merged if self.sent else self.alone
 
 

@@ -1,4 +1,4 @@
-"""The subcommand `doctor`: what will run on this machine, what will not, and the commands that mend it."""
+"""The subcommand `doctor`: what will run on this machine, what will not, and the commands that fix it."""
 
 import argparse
 import os
@@ -46,7 +46,7 @@ GOOD, NOTE, LACKS, BROKEN = "ok", "note", "missing", "broken"
 
 @dataclass(frozen=True)
 class Finding:
-    """The outcome of a look at a thing."""
+    """The result of one check."""
 
     what: str  # at most 13 characters
     kind: str
@@ -159,7 +159,7 @@ def driver(interface: str, what: str) -> str:
 
 
 def gloo_interface(other: str) -> Iterator[Finding]:
-    """Look at the address that gloo takes: that of GLOO_SOCKET_IFNAME, or of the host's own name."""
+    """Look at the address that gloo uses: of the interface in GLOO_SOCKET_IFNAME, or of the host's name."""
     mend = f"export GLOO_SOCKET_IFNAME={other}"
     if asked := os.environ.get("GLOO_SOCKET_IFNAME"):
         if wrong := set(asked.split(",")).difference(name for _, name in socket.if_nameindex()):

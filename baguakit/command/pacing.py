@@ -1,10 +1,10 @@
-"""A slow network without root: SO_MAX_PACING_RATE on each TCP socket of this process keeps it below a rate.
+"""A slow network without root: SO_MAX_PACING_RATE on the TCP sockets of this process keeps the process below a rate.
 
-The kernel keeps each socket below its own rate. To keep the process below one, as the network card of a machine would,
-a thread divides the rate among the connections that have bytes to send, every two milliseconds. Connections that open
-later are found within twenty; until then they have no limit.
+The kernel keeps each socket below its own rate. To keep the whole process below one rate, like a network card, a thread
+divides the rate among the connections that have bytes to send, every two milliseconds. New connections are found within
+twenty milliseconds; until then they have no limit.
 
-Two things are coarser than on a real link. Over the loopback device a packet has up to 64 KiB, and leaves at once if
+This is coarser than a real link in two ways. Over the loopback device a packet has up to 64 KiB, and leaves at once if
 the connection was idle: smaller messages are too fast. A connection may also get its share one packet late.
 """
 
@@ -49,7 +49,7 @@ def written(bits: float) -> str:
 
 
 def connections() -> dict[str, int]:
-    """Return the descriptors of this process's sockets by the kernel's names, which are never used again."""
+    """Return {the kernel's name of a socket: descriptor} for this process. The kernel never uses a name again."""
     return {name: fd for name, fd in links() if name.startswith("socket:")}
 
 
@@ -84,10 +84,10 @@ def unsent(one: int | socket.socket) -> int:
 
 
 class Pacer(AbstractContextManager["Pacer"]):
-    """Keeps all that this process sends over TCP below a rate, in a thread of its own, for a block. Linux only.
+    """A context manager that keeps what this process sends over TCP below a rate, with a thread. Linux only.
 
-    Connections are kept by their descriptors: a duplicate would keep one open after its owner has closed it. If a
-    descriptor is closed and used again before the next look, the worst is a limit for its new user.
+    Connections are recorded by their descriptors: a duplicate would keep a connection open after its owner has closed
+    it. If a descriptor is closed and used again before the next look, its new user may get a limit.
     """
 
     def __init__(self, bytes_per_second: float) -> None:

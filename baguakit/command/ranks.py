@@ -17,9 +17,9 @@ from ..ranks import Ranks
 
 @contextlib.contextmanager
 def crew(size: int) -> Iterator[tuple[int, Callable[..., list[Any]]]]:
-    """Yield a number of ranks, and a function that calls `function(kept, *args)` on all of them, for a block.
+    """Yield the number of ranks, and a function that calls `function(kept, *args)` on all ranks, for a block.
 
-    `kept` is a dict on each rank that lasts. Under torchrun they are all of its ranks, whatever `size` is.
+    `kept` is a dict on each rank that lasts for the block. Under torchrun all its ranks are used, whatever `size` is.
     """
     if launched():
         with joined() as comm:
@@ -42,9 +42,9 @@ def leads() -> bool:
 
 @contextlib.contextmanager
 def joined() -> Iterator[Comm]:
-    """Join the ranks of torchrun for a block, over NCCL if each has a GPU, else over gloo; yield them, with nodes.
+    """Join the ranks of torchrun for a block, over NCCL if each has a GPU, else over gloo; yield their `Comm`.
 
-    An interrupt ends this process at once: it may wait inside torch, where handlers in Python do not run.
+    It has nodes if there are several. An interrupt ends this process at once: in torch, Python's handlers do not run.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))

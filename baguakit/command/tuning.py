@@ -69,9 +69,9 @@ def fill_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def fill(parser: argparse.ArgumentParser, example: str, work: Callable[[argparse.Namespace, Comm], None]) -> None:
-    """Add the options of both, and the function that runs `work` on the ranks of torchrun.
+    """Add the options of both subcommands, and the function that runs `work` on the ranks of torchrun.
 
-    An error of arguments or files is one sentence; of a model's own code, the kind of the error and its message.
+    An error of arguments or files is shown as one sentence; an error of the model's own code, as its kind and message.
     """
     parser.add_argument(
         "--flows", type=numbers, metavar="NUMBERS", help="numbers of connections to each peer (1,2,4,8 on CPUs)"
@@ -128,7 +128,7 @@ def run_plan(options: argparse.Namespace, comm: Comm) -> None:
 
 
 def measured(options: argparse.Namespace, comm: Comm, **more: Any) -> Network:
-    """Return the measured network, of which no result is seen for seconds."""
+    """Measure the network and return it. Print a line first, since this takes seconds."""
     say(f"Measuring the network between {comm.size} ranks …\n")
     return probe(comm, flows=options.flows, seconds=options.seconds, **more)
 

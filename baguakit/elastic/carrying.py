@@ -1,4 +1,4 @@
-"""The state that is carried from one round to the next: each rank keeps its own, or takes that of a peer.
+"""The state that is carried from one round to the next: each rank keeps its own, or takes the state of a peer.
 
     steps  ←  max_r steps_r                     over the survivors
     one    =  the lowest rank with these steps
@@ -6,8 +6,8 @@
               x_r      under other rules;
               x_peer   on a rank that has joined.
 
-What stages remember is carried as they declare for another number of ranks. A `mean` is that over the ranks that have
-kept their own: they multiply by n / kept and the others by 0, before the mean over n.
+The state of a stage is carried as the stage declares for another number of ranks. A `mean` is taken over the ranks that
+have kept their own state: they multiply it by n / kept, the others by 0, before the mean over all n ranks.
 """
 
 import io
@@ -26,8 +26,8 @@ from ..flights import load_runners
 from ..monitor import PeerError
 from ..primitives import mean_
 
-# The state of an attachment between two rounds, after its last whole step: as `Engine.state_dict` returns it, and
-# "made", the number of steps in the round before.
+# The state of an attachment between two rounds, after its last complete step: as `Engine.state_dict` returns it, plus
+# "made", the number of steps in the previous round.
 Kept = dict[str, Any]
 
 
@@ -47,12 +47,12 @@ class Carrying:
     engine: Engine
     kept: Kept | None  # None on a rank that has joined
     survivors: Sequence[int]  # the ranks that come from the latest round
-    holders: Sequence[int] = ()  # those that keep their own
+    holders: Sequence[int] = ()  # the ranks that keep their own state
     rounds: Sequence[int] = ()
     steps: int = 0  # that the survivors have made in the round before
 
     def fill(self) -> None:
-        """Bring weights, buffers and optimizer state to where the round begins. Collective."""
+        """Set weights, buffers and optimizer state to the state in which the round begins. Collective."""
         if self.survivors:
             self.engine.together("what all ranks have kept", self._fill)
         else:
@@ -71,7 +71,7 @@ class Carrying:
         same = all(rule.what == "grad" and rule.stage.same_on_all_ranks for rule in acting)  # weights on all ranks
         self.holders = [r for r, each in known.items() if not same or (each[0], each[2]) == (step, known[one][2])]
         self.rounds = [max(each) for each in zip(*(known[r][1] for r in self.holders), strict=True)]
-        # Each rank that has not kept its own state takes that of a rank that has, whole before any of it is used.
+        # Each rank without a state takes the state of a rank that has one: it receives all of it before it uses any.
         needy = [rank for rank in range(comm.size) if rank not in self.holders]
         source = {rank: self.holders[i % len(self.holders)] for i, rank in enumerate(needy)}
         gives = comm.rank in source.values()
@@ -86,7 +86,7 @@ class Carrying:
         self.kept["step"] = step
 
     def load(self) -> None:
-        """Load what the rules remember, and launch the first flights. Collective."""
+        """Load the states of the rules, and launch the first flights. Collective."""
         engine, kept = self.engine, self.kept
         if not self.survivors or kept is None:
             engine.begin()
@@ -119,10 +119,10 @@ def packed(engine: Engine, kept: Kept | None) -> Tensor:
 
 @torch.no_grad()
 def unpacked(engine: Engine, state: Tensor) -> Kept:
-    """Load the state of another rank, and return what it has kept. Reading it runs no code that a peer has chosen.
+    """Load the state of another rank, and return its `Kept`. Reading the state runs no code that a peer has chosen.
 
     Raises:
-        pickle.UnpicklingError: it holds objects other than tensors and plain values.
+        pickle.UnpicklingError: the state holds objects other than tensors and plain values.
     """
     setup, found = engine.setup, torch.load(io.BytesIO(state.numpy().tobytes()), map_location="cpu", weights_only=True)
     for name, x in (*setup.model.named_parameters(), *setup.model.named_buffers()):
@@ -135,10 +135,10 @@ def unpacked(engine: Engine, state: Tensor) -> Kept:
 
 
 def keep(engine: Engine, error: BaseException | None) -> Kept:
-    """Take an attachment out of the round, and return its state after the last whole step.
+    """Take an attachment out of the round, and return its state after the last complete step.
 
-    Without an error all ranks do so together, after the same step, and nothing is lost; with one, what the step under
-    way has changed is lost.
+    Without an error, all ranks do this together after the same step, and nothing is lost. With an error, the changes of
+    the unfinished step are lost.
     """
     if error is None:
         for runner in engine.runners:

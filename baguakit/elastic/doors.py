@@ -1,12 +1,12 @@
-"""Doors: each process listens where gloo does, and others knock to learn whether it lives and can be reached.
+"""Doors: sockets on gloo's interface, to which other processes connect to learn whether this one can be reached.
 
     OPEN     connected
     GONE     refused by its host, or closed: the process has ended
-    SILENT   no answer for `ANSWERS` seconds, or no way there: the link is broken, or the host is off
+    SILENT   no answer for `ANSWERS` seconds, or no route: the link is broken, or the host is off
     ""       not known yet, or the process has no door
 
-The kernel answers, so that a process that computes, or is stopped, has an open door. Nothing is sent through it, and
-the store is not asked.
+The kernel answers, so a process that computes or is stopped has an open door. Nothing is sent over these connections,
+and the store is not used.
 """
 
 import fcntl
@@ -26,7 +26,7 @@ _doors: "weakref.WeakSet[Door]" = weakref.WeakSet()
 
 
 class Door:
-    """The door of this process. Processes that are forked from it do not keep it open."""
+    """The door of this process. Forked processes do not keep it open."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -41,7 +41,7 @@ class Door:
         _doors.add(self)
 
     def let_in(self) -> None:
-        """Accept callers that have knocked, and drop callers that have gone."""
+        """Accept new connections, and close those whose other end has closed."""
         with self._lock:
             for each in self._sockets[1:]:
                 if state_of(each) == GONE:
@@ -71,7 +71,7 @@ class Knocks:
     """The connections of this process to the doors of others. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._made: dict[str, tuple[socket.socket | str, float]] = {}  # or a state; and since when, by address
+        self._made: dict[str, tuple[socket.socket | str, float]] = {}  # by address: a socket or state; since when
 
     def knock(self, address: str) -> str:
         """Return the state of a door. Never waits."""
@@ -84,14 +84,14 @@ class Knocks:
         found = made if isinstance(made, str) else state_of(made)
         if found == GONE:
             self.forget(address)
-            self._made[address] = (GONE, now)  # a socket tells once
-        elif found == SILENT and now - since > 1:  # there was no way; perhaps there is one now
+            self._made[address] = (GONE, now)  # a socket reports this only once
+        elif found == SILENT and now - since > 1:  # there was no route; there may be one now
             self.forget(address)
         return SILENT if not found and now - since > ANSWERS else found
 
     @classmethod
     def settled(cls, addresses: list[str]) -> list[str]:
-        """Return the state of each door; it waits until all are known."""
+        """Return the state of each door; wait until all states are known, at most `ANSWERS` seconds."""
         knocks, until = cls(), time.monotonic() + ANSWERS
         while "" in (found := [knocks.knock(each) for each in addresses]) and time.monotonic() < until:
             time.sleep(0.02)
@@ -99,7 +99,7 @@ class Knocks:
         return found
 
     def forget(self, address: str) -> None:
-        """Knock anew next time."""
+        """Close the connection to a door; the next `knock` makes a new one."""
         made, _ = self._made.pop(address)
         if not isinstance(made, str):
             made.close()
@@ -110,7 +110,7 @@ class Knocks:
 
 
 def connecting(address: str) -> socket.socket | str:
-    """Return a socket on its way to an address, or the state of its door: `GONE`, or `SILENT` if there is no way."""
+    """Return a socket that is connecting to an address; or the door's state: `GONE`, or `SILENT` without a route."""
     host, _, port = address.rpartition(":")
     made = socket.socket(family_of(host), socket.SOCK_STREAM)
     made.setblocking(False)
@@ -125,12 +125,12 @@ def connecting(address: str) -> socket.socket | str:
 
 
 def state_of(made: socket.socket) -> str:
-    """Return the state of the door to which a socket is connected, or on its way."""
+    """Return the state of the door to which a socket is connected or connecting."""
     try:
         return OPEN if made.recv(1) else GONE
     except BlockingIOError:
         with suppress(OSError):
-            made.getpeername()  # raises until the socket has reached its end
+            made.getpeername()  # raises until the socket is connected
             return OPEN
         return ""
     except (ConnectionRefusedError, ConnectionResetError):
@@ -140,7 +140,7 @@ def state_of(made: socket.socket) -> str:
 
 
 def own_address() -> str:
-    """Return the address at which gloo lets others connect: that of its interface, or of the name of this host.
+    """Return the address on which gloo accepts connections: of its interface, or of the name of this host.
 
     Raises:
         OSError: the interface has no IPv4 address.

@@ -37,13 +37,13 @@ class Change:
     """A change of the group.
 
     Attributes:
-        rank, ranks: of this process, and in all, from now on.
-        before: for each rank, its rank before the change; None for one that has joined.
+        rank, ranks: the rank of this process and the number of ranks, from now on.
+        before: for each rank, its rank before the change; None for a rank that has joined.
         lost: the names of lost ranks: host and process number.
-        steps: the optimizer steps that were made in the group as it was before.
-        step: the number of optimizer steps made, where all go on.
-        seconds: from the end of the last step to now, on this rank.
-        why: a sentence.
+        steps: the number of optimizer steps made in the previous group.
+        step: the number of optimizer steps made in all, at which all ranks continue.
+        seconds: the time from the end of the last step to now, on this rank.
+        why: the reason, a sentence.
     """
 
     rank: int
@@ -66,9 +66,9 @@ class Membership(Rounds):
         self.used = False  # by an attachment
         self.bodies = 0  # of `recoverable` that have ended
         self._engines: list[Engine] = []
-        self._kept: dict[Engine, Kept | None] = {}  # of attachments that are not at work; None: they never were
+        self._kept: dict[Engine, Kept | None] = {}  # of attachments outside of a round; None: never in one
         self._callbacks: list[Callable[[Change], None]] = []
-        self._joined: Change | None = None  # a running training, which callbacks are told when they are registered
+        self._joined: Change | None = None  # by which this rank joined: callbacks get it when they are registered
         self._fruitless = 0
 
     def step(self) -> int:
@@ -99,7 +99,7 @@ class Membership(Rounds):
             raise
 
     def _start(self, engine: Engine) -> Change | None:
-        """Start an attachment in this round; return the change if a rank of it has trained before."""
+        """Start an attachment in this round; return the change, or None if no rank has trained before."""
         assert self.round is not None
         round, survivors = self.round, self.round.survivors()
         carrying = Carrying(engine, self._kept.get(engine) if round.rank in survivors else None, survivors)
@@ -118,7 +118,7 @@ class Membership(Rounds):
         return Change(round.rank, round.size, before, (), carrying.steps, engine.clock.step, 0.0, "")
 
     def ended(self, engine: Engine) -> None:
-        """Note that an attachment is detached; with the last one this process leaves."""
+        """Note that an attachment is detached; if it was the last one, leave the group."""
         self._kept.pop(engine, None)
         self._engines = [each for each in self._engines if each is not engine]
         if not self._engines:
@@ -164,11 +164,11 @@ class Membership(Rounds):
         self.touch()
 
     def _is_loss(self, error: RuntimeError) -> bool:
-        """Return whether a rank that is lost may have caused an error: one of an attachment, or of the network."""
+        """Return whether a lost rank may have caused an error: a PeerError, one of the network, or at a round's end."""
         return isinstance(error, (PeerError, dist.DistError)) or bool(self.why) or bool(GLOO.match(str(error)))
 
     def regroup(self, error: BaseException | None) -> None:
-        """Meet again, and go on from the last whole step; `error` is None after a pause on which all had agreed."""
+        """Meet again, and continue from the last complete step; `error` is None after a pause that all agreed on."""
         began, old = time.monotonic(), self.round
         why = str(self.pausing.plan["why"] if error is None else error)
         self._stuck = self._stuck or (None if error is None else began)
@@ -189,7 +189,7 @@ class Membership(Rounds):
                 refused += 1
                 for engine in self._engines:
                     engine.make_setup(engine.make)  # raises what cannot work here, such as pairs of an odd number
-                # Another rank, which has joined, may attach something else: it will be gone.
+                # A rank that has joined may have attached something else: it raises, and will be gone.
                 if refused == FRUITLESS or self.round is None or self.round.rank not in self.round.survivors():
                     raise
                 self._keep(differs)
@@ -216,7 +216,7 @@ class Membership(Rounds):
         return ", ".join(each.name for each, state in zip(members, states, strict=True) if state == SILENT)
 
     def _keep(self, error: BaseException | None) -> BaseException | None:
-        """Take attachments out of the round, and keep their states; return the error that has ended it, if any."""
+        """Take attachments out of the round, and keep their states; return the error that ended the round, if any."""
         for engine in self._at_work():
             if error is None:
                 try:
@@ -233,7 +233,7 @@ class Membership(Rounds):
         return error
 
     def _report(self, change: Change | None, old: Round | None, why: str, seconds: float, error: Any) -> None:
-        """Tell the callbacks, and the log on rank 0."""
+        """Call the callbacks with the change; rank 0 also logs it."""
         if change is None or self.round is None:
             return
         here = self._names()
@@ -247,17 +247,17 @@ class Membership(Rounds):
         if change.rank == 0:
             lost = f"; lost: {', '.join(gone)}" if gone else ""
             log.warning("%d ranks go on from step %d after %.1f s%s; %s", change.ranks, change.step, seconds, lost, why)
-        # One whose first callbacks have been cut off is told of this change by those that it has still to register.
+        # If the first callbacks of a rank were interrupted, callbacks that it registers later get this change.
         self._joined = change if change.before[change.rank] is None or self._joined is not None else None
         for callback in self._callbacks:
             callback(change)
 
 
 def free() -> None:
-    """Free the groups of rounds that are over, to which errors and their frames refer in cycles.
+    """Free the groups of rounds that are over: reference cycles of errors and their frames hold them.
 
-    A collection stops all threads for a while, and so waits until the first steps of the round have been made. A thread
-    that still waits in a group holds it as long as `Rounds` lets a message take.
+    A garbage collection stops all threads for a while, so it runs after the first steps of the round. A thread that
+    still waits in a group holds the group until the timeout of its messages.
     """
     pause = FIRST_STEPS
     time.sleep(pause)
@@ -291,16 +291,16 @@ def warn_if_unused(is_used: Callable[[], bool]) -> None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ElasticComm(Comm):
-    """A group of ranks that come and go: `group`, `rank` and `size` are of the present round.
+    """A group of ranks that come and go: `group`, `rank` and `size` are those of the present round.
 
-    A collective on it raises a `PeerError` when the round ends, so that `recoverable` can go on. `all_reduce_later` and
-    the other messages that are waited for later wait for a rank that is lost until torch's timeout of ten minutes.
+    Its collectives raise a `PeerError` when the round ends, so that `recoverable` can continue. `all_reduce_later` and
+    the other methods that return work wait for a lost rank until the timeout of ten minutes.
     """
 
     membership: Any = None  # type: ignore[misc]
 
     def follow(self, group: Any) -> None:
-        """Go over to the process group of another round."""
+        """Switch to the process group of another round."""
         vars(self).update(group=group, rank=int(group.rank()), size=int(group.size()))
 
 
@@ -337,24 +337,24 @@ def join(
                 with att.recoverable():
                     ...
 
-    Started by hand, by ssh or by a scheduler, as many processes as there are ranks, each with the same arguments; no
-    `torchrun`, and no `init_process_group`. `comm.rank` and `comm.size` follow the group. Load data and build the model
-    before this call: the others wait for what is done between it and `bk.attach`. The store runs by
+    Start one process for each rank, with the same arguments, by hand, by ssh or by a scheduler. `torchrun` and
+    `init_process_group` are not needed. `comm.rank` and `comm.size` follow the group. Load data and build the model
+    before this call: the other ranks wait while this one works between `join` and `bk.attach`. Start the store with
     `python -m baguakit.store`, best on a machine that does not train. Whoever reaches the store can run code in every
     rank: bind it to a private network or a VPN.
 
-    In the main thread, SIGTERM then leaves the group after the step under way, as `att.leave()` does.
+    After a call in the main thread, SIGTERM makes this rank leave the group after the current step, like `att.leave()`.
 
     Args:
         endpoint: "host:port" of the store; the port may be left out: 29400.
-        least: the least number of ranks that trains; fewer wait for more, and write a line now and then.
-        most: ranks at most, up to 64; others wait until one is lost.
-        every: ranks are let in after a step whose number is a multiple of this, such as that of `diloco`.
-        name: tells trainings apart that share a store.
-        keep_alive: seconds between two signs of life of a rank, and in which it answers when a round ends.
-        last_call: seconds for which a group that begins, if it has the least, waits for more ranks.
-        patience: seconds for which this call, and a rank whose group is too small or out of reach, wait before they
-            give up; without a step for so long, ranks that cannot reach all others are left out.
+        least: the smallest number of ranks that train; fewer ranks wait for more, and print a line from time to time.
+        most: the largest number of ranks, up to 64; further processes wait until a rank is lost.
+        every: new ranks join after a step whose number is a multiple of this; equal to `every` of `diloco`, if used.
+        name: distinguishes trainings that share a store.
+        keep_alive: the seconds between two signs of life of a rank; also the seconds to answer when a round ends.
+        last_call: the seconds for which a new group of at least `least` ranks waits for more ranks.
+        patience: the seconds after which this call, or a rank whose group is too small or cannot be reached, gives up.
+            If no step is made for this time, ranks that cannot reach all others are left out.
 
     Raises:
         ValueError: an argument is impossible, or `least`, `most`, `every` or `keep_alive` differs between ranks.

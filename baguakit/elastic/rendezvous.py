@@ -1,32 +1,32 @@
-"""Members of a round, how they meet in the next one, and how a round pauses for that.
+"""Members of a round, how they meet in the next round, and how a round pauses before.
 
 **Meetings.** In the store, processes agree on who is in the next round. Every round has exactly one successor.
 
     came     who has come to the meeting, in order
-    closed   the members of the round that came of it, by rank: written once, by compare-and-set
+    closed   the members of the resulting round, by rank: written once, by compare-and-set
     over     the round is over
-    broken   why, where that was not agreed on; told: there is this, or a plan of a pause
-    alive/r  member r has heard that it is over, and will come
+    broken   why the round is over, if ranks did not agree on it; told: there is `broken`, or a plan of a pause
+    alive/r  member r has heard that the round is over, and will come
     gone/r   member r will not come
     cut      why somebody was left out
-    beat/r   a count that member r raises from time to time; waits/NAME, a process that has come
+    beat/r   a count that member r increases from time to time; waits/NAME: the same, of a process that has come
 
-A meeting closes when the round before is over, and each of its members has come, will not come, has a closed door
-(`doors.py`), or has not answered for a moment. The first rank that has come closes it. Ranks that come too late
-come to the next one. A newcomer comes when the doors of all members of the round before are open to it.
+A meeting closes when the previous round is over, and each of its members has come, will not come, has a closed door
+(`doors.py`), or has not answered for a moment. The process that came first closes the meeting. Processes that come too
+late come to the next meeting. A new process comes when it reaches the doors of all living members of that round.
 
-When no step has been made for the patience, all say who does not answer at their doors, and those without whom all
-that are left reach each other are left out.
+If no step has been made for the patience, each member tells which others do not answer at their doors. Members are left
+out, one after another, until all remaining members reach each other.
 
-The rendezvous of `torch.distributed.elastic` is not used: its waiting ranks miss rounds by chance, on a busy machine
-living ranks are taken for dead for ever, and one whose training hangs while its threads live keeps all others waiting.
+The rendezvous of `torch.distributed.elastic` is not used. Its waiting ranks miss rounds by chance. On a busy machine it
+takes living ranks for dead. A rank whose training hangs while its threads live keeps all others waiting.
 
-**Pauses.** All ranks end a round after the same step, and none loses one.
+**Pauses.** All ranks end a round after the same step, and no step is lost.
 
     until  =  1 + max_r at_r        rounded up to a multiple of `every`
 
-where at_r is the number of steps that rank r had made when it heard of the pause. Each rank says its number from the
-thread that hears, so that none waits for another's step, and no rank passes the end of the step under way before it
+where at_r is the number of steps that rank r had made when it heard of the pause. The thread that hears of the pause
+tells at_r to the others, so that no rank waits for a step of another. From then on a rank ends a step only when it
 knows `until`.
 """
 
@@ -45,8 +45,8 @@ PORT = 29400  # as of `torchrun`
 ENDPOINT = re.compile(r"(?:\[(?P<v6>[0-9A-Fa-f:.]+(?:%\w+)?)\]|(?P<host>[\w.-]+))(?::(?P<port>[0-9]{1,5}))?")
 SILENCE = 5.0  # seconds without a beat after which a member is gone, whatever it has said
 POLL, SLOWEST_POLL = 0.02, 0.25  # seconds between two looks into the store, at first and at most
-ABSENCE = 2.0  # seconds without a look into the store after which one that has come is gone
-SAID = 5.0  # seconds that the ranks have to say where they are in a pause
+ABSENCE = 2.0  # seconds without a look into the store after which a process that has come counts as gone
+SAID = 5.0  # seconds that the ranks have to tell their steps in a pause
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Settings:
 
     @property
     def agreed(self) -> str:
-        """Return those settings that must be equal on all ranks."""
+        """Return, as text, the settings that must be equal on all ranks."""
         return f"least={self.least}, most={self.most}, every={self.every}, keep_alive={self.keep_alive:g}"
 
 
@@ -78,7 +78,7 @@ def endpoint_of(endpoint: str, least: int = 1) -> tuple[str, int]:
     """Return the host and the port of "host:port", "[::1]:port" or "host".
 
     Raises:
-        ValueError: it is none of these, or its port is not one from `least` to 65535.
+        ValueError: `endpoint` has another form, or its port is not from `least` to 65535.
     """
     found = ENDPOINT.fullmatch(endpoint)
     if found is None or not least <= int(found["port"] or PORT) <= 65535:
@@ -115,25 +115,25 @@ class Round:
         return len(self.members)
 
     def survivors(self) -> list[int]:
-        """Return the ranks that come from the latest round with a whole state; none if training begins."""
+        """Return the ranks that come from the latest round with a complete state; [] if training begins."""
         latest = max(member.latest for member in self.members)
         return [rank for rank, member in enumerate(self.members) if latest and member.latest == latest]
 
 
 class Counts(dict[str, tuple[int, float]]):
-    """Counts in the store that others raise as long as they live: the latest value of each, and when it came."""
+    """The latest values of counts in the store, and when they were seen. Other processes raise them while they live."""
 
     def rise(self, store: Any, key: str, now: float, seconds: float) -> bool:
-        """Return True if a count was raised within the last `seconds`, or has been watched for less than that."""
+        """Return True if a count was raised within the last `seconds`, or has been watched for less time."""
         if (count := store.add(key, 0)) != self.get(key, (None, now))[0]:
             self[key] = (count, now)
         return now - self[key][1] < seconds
 
 
 class Rendezvous:
-    """The meeting for a round, to which this process comes, in the part of the key-value store of this training.
+    """The meeting for round `number`, as this process sees it; `store` is the part of the store for this training.
 
-    `stuck` returns whether no step has been made for the patience.
+    `stuck` is a function that returns whether no step has been made for the patience.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Rendezvous:
         self.here: Any = PrefixStore(str(number), store)
         self.last: Any = PrefixStore(str(number - 1), store)
         self.before = members_of(self.last) if number > 1 else ()
-        self.cut_off = ""  # from whom, while this process cannot come
+        self.cut_off = ""  # the members that this process does not reach, so that it cannot come
         self.cut = ""  # the sentence about members that are left out
         self._places = {member.name: rank for rank, member in enumerate(self.before)}
         self._old = me.name in self._places
@@ -152,7 +152,7 @@ class Rendezvous:
         self._enough: float | None = None  # when the least had come
 
     def wait(self, look: Callable[[], None]) -> tuple[Member, ...]:
-        """Wait until the meeting is closed, and return the members of the round; `look` may end that by an error.
+        """Wait until the meeting is closed, and return the members of the round; `look` may raise to stop waiting.
 
         Raises:
             ValueError: this process has other settings than the members of the group.
@@ -174,14 +174,14 @@ class Rendezvous:
         return members_of(self.here)
 
     def _look(self, now: float) -> None:
-        """Close the meeting if that is due, and on this process."""
+        """Look at the meeting once; close it if all are there and this process came first."""
         self.here.add(f"waits/{self.me.name}", 1)
         said = [Member(**json.loads(line)) for line in self.here.get("came").splitlines()]
         came = list({member.name: member for member in said}.values())  # what each has said last
         first = next(member for member in came if self._waits(member, now))
         if not self._old:
             self._check_agreed(first)
-        # If no step has been made for long, or another has said it, this process says first who does not answer.
+        # If no step has been made for long, here or on another rank, this process first tells who does not answer.
         if self._old and self.me.cut is None and (self.stuck() or any(member.cut is not None for member in came)):
             others = [member for member in came if member.name != self.me.name]
             if (silent := self._silent(others)) is not None:
@@ -194,7 +194,7 @@ class Rendezvous:
                 self._close(kept, [member for member in present if member not in kept])
 
     def _may_come(self, now: float) -> bool:
-        """Return whether this process was in the round before, or reaches all that were and live."""
+        """Return whether this process was in the previous round, or reaches all living members of that round."""
         if self._old:
             return True
         beats = [member for r, member in enumerate(self.before) if self._beats_on(r, now)]
@@ -209,7 +209,7 @@ class Rendezvous:
         self.here.append("came", json.dumps(asdict(me)) + "\n")
 
     def _silent(self, others: list[Member]) -> list[str] | None:
-        """Return the names of the members that do not answer at their doors; None while some have not been asked."""
+        """Return the names of the members that do not answer at their doors; None while some states are unknown."""
         states = [self._knocks.knock(member.door) if member.door else GONE for member in others]
         found = [member.name for member, state in zip(others, states, strict=True) if state == SILENT]
         return None if "" in states else found
@@ -247,7 +247,7 @@ class Rendezvous:
         return on or len(kept) >= self.settings.most or now - self._enough >= self.settings.last_call
 
     def _expected(self, r: int, now: float, sure: bool) -> bool:
-        """Return whether member r of the round before may still come."""
+        """Return whether member r of the previous round may still come."""
         if self.last.check([f"gone/{r}"]) or (not sure and self._knocks.knock(self.before[r].door) == GONE):
             return False
         if sure or self.last.check([f"alive/{r}"]):
@@ -258,7 +258,7 @@ class Rendezvous:
         return self._counts.rise(self.last, f"beat/{r}", now, self.settings.silence)
 
     def _close(self, came: list[Member], out: list[Member]) -> None:
-        """Write the members: first the members of the round before, in their order. Another rank may write first."""
+        """Write the members: first those of the previous round, in their order. Another process may write before."""
         ordered = sorted(came, key=lambda member: self._places.get(member.name, len(self._places)))
         members = [asdict(replace(member, cut=None)) for member in ordered[: self.settings.most]]
         said = []
@@ -272,9 +272,9 @@ class Rendezvous:
 
 
 def unbroken(present: list[Member], places: Mapping[str, int]) -> list[Member]:
-    """Return members of whom each reaches each: whoever reaches the fewest is left out, one after another.
+    """Return members that all reach each other: remove the member with the most broken pairs, again and again.
 
-    Of several, it is the last by `places`, the ranks in the round before.
+    Among several such members, remove the last one by `places`, the ranks in the previous round.
     """
     kept = list(present)
     while pairs := {frozenset((a.name, b.name)) for a in kept for b in kept if b.name in (a.cut or ())}:
@@ -284,12 +284,12 @@ def unbroken(present: list[Member], places: Mapping[str, int]) -> list[Member]:
 
 
 def members_of(store: Any) -> tuple[Member, ...]:
-    """Return the members of a round that has been closed, from its part of the store."""
+    """Return the members of a round whose meeting is closed, from the round's part of the store."""
     return tuple(Member(**each) for each in json.loads(store.get("closed")))
 
 
 def latest_round(store: Any, known: int) -> int:
-    """Return the number of the latest round; 0 for none. `known` is one that is not later."""
+    """Return the number of the latest round; 0 for none. `known` is a number that is not larger."""
     number = max(known, int(store.get("round")) if store.check(["round"]) else 0)
     while store.check([f"{number + 1}/closed"]):
         number += 1
@@ -302,7 +302,7 @@ def tell_broken(store: Any, why: str) -> None:
 
 
 def delete_before(store: Any, number: int) -> Iterator[str]:
-    """Delete what all rounds before one have left in the store, a key at a time, and yield each: it may take long."""
+    """Delete the keys of all rounds before `number` from the store, one at a time, and yield each: it may take long."""
     for key in store.list_keys():
         if (round := key.partition("/")[0]).isdecimal() and int(round) < number:
             store.delete_key(key)
@@ -312,7 +312,8 @@ def delete_before(store: Any, number: int) -> Iterator[str]:
 class Pause:
     """The pause of a round; only the first plan of a round counts.
 
-    `step` returns the step of this rank, or -1 if no rank waits for another, so that each may stop at once.
+    `step` is a function that returns the step of this rank, or -1 if ranks do not wait for each other: each rank may
+    then stop at once.
     """
 
     def __init__(self, round: Round, step: Callable[[], int]) -> None:
@@ -326,14 +327,14 @@ class Pause:
         self.round.store.set("told", "")
 
     def heard(self) -> None:
-        """Tell the others where this rank is: on the thread that hears of the plan."""
+        """Read the plan, and tell the others the step of this rank. Called on the thread that hears of the plan."""
         self.plan = json.loads(self.round.store.get("plan"))  # first: a step that ends now waits for what all say
         self.round.store.set(f"at/{self.round.rank}", str(self.step()))
 
     def due(self, step: int) -> bool:
         """Return True if the round ends at this step.
 
-        A rank that does not say where it is has been lost, which the first message to it shows.
+        A rank that does not tell its step in time has been lost: the first message to it shows that.
         """
         if not self.plan:
             return False

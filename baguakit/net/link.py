@@ -2,7 +2,7 @@
 
     client: hello, bytes … end  →  server counts  →  client: the count; then rate = all bytes / time until all counts
 
-Bytes in buffers thus do not count as received.
+So bytes that are still in buffers do not count as received.
 
 `nccl_socket_settings` finds the number of threads and sockets of NCCL's own TCP transport for a link.
 """
@@ -40,7 +40,7 @@ def measure(
         host: the name or address of the server.
         port: its port.
         layouts: pairs (threads, sockets of each thread), each of at most 128 sockets in all.
-        seconds: for each layout; the time until the last byte has arrived is added.
+        seconds: the time to send with each layout; the wait until the last byte has arrived is added.
 
     Raises:
         ConnectionError: the server does not answer or ends; the message names host and port.
@@ -72,8 +72,8 @@ def measure(
 def serve(address: str = "127.0.0.1", port: int = PORT, *, ready: Callable[[str, int], None] | None = None) -> None:
     """Receive the messages of `measure`, until a KeyboardInterrupt.
 
-    At most 128 flows are received at a time, each by a thread with 256 KiB (32 MiB in all); other flows wait. A client
-    is disconnected if it does not send the right hello within 5 seconds, or later nothing for 30 seconds.
+    At most 128 flows are received at a time, each by a thread with a buffer of 256 KiB (32 MiB in all); others wait. A
+    client is disconnected if it does not send the right hello within 5 seconds, or sends nothing for 30 seconds later.
 
     Args:
         address: the IPv4 or IPv6 address to listen on: that of this machine on the link. There is no authentication,

@@ -63,7 +63,7 @@ def build(out: str | os.PathLike[str] | None = None, *, compiler: str | None = N
 
 def _compile(command: list[str], library: Path) -> None:
     library.parent.mkdir(parents=True, exist_ok=True)
-    # Another process may load the library now: replace the file atomically.
+    # Replace the file atomically, since another process may be loading the library.
     with tempfile.TemporaryDirectory(dir=library.parent) as folder:
         unfinished = Path(folder) / LIBRARY
         result = subprocess.run(

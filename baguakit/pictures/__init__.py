@@ -61,7 +61,7 @@ def line_style(i: int) -> dict[str, Any]:
 
 
 def set_frame(axes: "Axes", legend: str = "", **options: Any) -> None:
-    """Set a pale grid, and remove the frame at the top and on the right; put the legend there outside of it, if any."""
+    """Set a pale grid; remove the frame at the top and right. Put a legend outside, at the place `legend`, if given."""
     axes.grid(True, color="#d8d8d8", linewidth=0.5)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -83,8 +83,8 @@ def consensus_decay(distances: Mapping[Topology, Sequence[float]], size: int) ->
     line; the legend gives the number of rounds.
 
     Args:
-        distances: d_0, d_1, d_2 … by topology. A distance below 10⁻⁸ of the largest d_0 is a rounding error: it has no
-            point, and a line falls to the bottom at the first of them.
+        distances: d_0, d_1, d_2 … by topology. Distances below 10⁻⁸ of the largest d_0 are rounding errors: they have
+            no points, and a dashed line falls to the bottom at the first one.
         size: n, the number of ranks.
 
     Raises:
@@ -163,7 +163,7 @@ def error_histogram(x: Tensor, *compressors: Compressor) -> "Figure":
 def roofline(measured: Mapping[str, Any], families: Sequence[str] | None = None) -> "Figure":
     """Draw the bandwidth of kernels relative to a copy, and the time of a call, by the number of values.
 
-    A kernel that reads and writes as many bytes as a copy is rarely faster, but for small tensors, which a cache holds.
+    A kernel that moves as many bytes as a copy is rarely faster, except for small tensors, which fit into a cache.
 
     Args:
         measured: the output of `python -m bench.roofline`: a dict with "machine" and "rows". A row has "family",

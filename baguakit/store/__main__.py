@@ -1,8 +1,8 @@
 """`python -m baguakit.store`: the store by which the ranks of `bk.elastic.join` find each other.
 
-Run it on any machine that all ranks reach, best one that does not train: when it ends, so does the training. It listens
-on one address. Whoever reaches it can run code in every rank, since torch unpickles what it finds there: bind it to a
-private network or a VPN, never to the internet.
+Run the store on any machine that all ranks reach, best one that does not train: when the store ends, the training ends.
+The store listens on one address. Whoever reaches it can run code in every rank, since torch unpickles its contents:
+bind it to a private network or a VPN, never to the internet.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from ..elastic.rendezvous import PORT, endpoint_of
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Serve until interrupted; 1 if the address cannot be bound."""
+    """Serve until interrupted; return 0, or 1 if the address cannot be bound."""
     parser = argparse.ArgumentParser(prog="python -m baguakit.store", description=str(__doc__).split("\n\n")[1])
     parser.add_argument("--bind", required=True, metavar="ADDRESS", help=f"address[:port] to listen on; port {PORT}")
     parser.add_argument("--everywhere", action="store_true", help="let ADDRESS be 0.0.0.0 or ::, all interfaces")
