@@ -35,7 +35,7 @@ class Attachment(Attached):
     def no_sync(self) -> Iterator[None]:
         """Only accumulate gradients in the backward passes of the body, as with `DistributedDataParallel.no_sync`.
 
-        The first backward outside averages what has been accumulated. Local.
+        The first backward after the body averages the accumulated gradients. Local.
         """
         clock = self._life.clock
         before, clock.synchronising = clock.synchronising, False
@@ -79,9 +79,9 @@ class Attachment(Attached):
                     ...
 
         All ranks enter. A rank whose body has ended answers the others until all bodies have ended: it sends zero
-        gradients for rules on gradients, and its unchanged weights for rules on weights. At the end, rules on gradients
-        copy the weights, buffers and optimizer state of a rank that trained to the end to all ranks; with rules on
-        weights each rank keeps its own weights, for `merge()`. `step` also counts the steps of the others; a
+        gradients for rules on gradients, and its unchanged weights for rules on weights. At the end, with rules on
+        gradients, all ranks get the weights, buffers and optimizer state of a rank that trained to the end. With rules
+        on weights, each rank keeps its own weights, for `merge()`. `step` also counts the steps of the others; a
         learning-rate scheduler does not. An exception that leaves the body ends the attachment on all ranks. Gradients
         that a rank has accumulated under `no_sync` when it runs out are not averaged. Collectives of the model itself,
         such as SyncBatchNorm's, are not answered.
@@ -261,7 +261,7 @@ def attach(
 
     Args:
         model: any module; its trainable parameters are on one device. Parameters may be frozen, unfrozen, added and
-            removed during training, on all ranks alike; a frozen parameter keeps its place and state.
+            removed during training, if all ranks do the same; a frozen parameter keeps its place and state.
         optimizer: the optimizer, or a sequence of optimizers (a step ends when all have stepped), or None if all rules
             are on gradients.
         algorithms: such as `bk.algorithms.bytegrad()`: rules, or tuples of rules.

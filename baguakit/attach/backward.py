@@ -33,23 +33,23 @@ class Backward:
 
     def __init__(self, life: Life[AttachSetup], landed: Callable[[list[int]], None]) -> None:
         self.life, self.clock, self.decisions = life, life.clock, life.decisions
-        self.landed = landed  # called at the end with the parameters, by id, of the gradients that have landed
+        self.landed = landed  # called at the end with the ids of parameters whose gradients have landed
         self.runners: Sequence[GradientRunner] = []  # of the rules on gradients, in order
-        self.task: int | None = None  # of the backward under way, or that has failed
+        self.task: int | None = None  # the number of the current backward, or of one that has failed
         self.mark: Callable[[], Any] = lambda: None  # returns None once autograd has discarded that backward
         self.next = 0  # the first of `order` that has not been launched
         self.missing: list[set[Tensor]] = []  # for each of `order`, the parameters whose gradients have not come
         self.places: dict[Tensor, list[int]] = {}  # for each parameter, its buckets in `order`
-        self.frozen = False  # some parameters of these buckets
+        self.frozen = False  # some parameters of these buckets are frozen
         self.dropped = False  # the latest backward failed on some rank: no rank steps with it
         self.divided = False  # some of the optimizers have stepped in this step, and others have not
         self.passes = 0  # backward passes landed since the last step
-        self.reached: set[Tensor] = set()  # has a gradient of this backward
-        self.touched: set[Tensor] = set()  # has a gradient since the last landing, under no_sync as well
+        self.reached: set[Tensor] = set()  # parameters with a gradient of this backward
+        self.touched: set[Tensor] = set()  # parameters with a gradient since the last landing, even under no_sync
         self.leaves = LeafStreams() if life.setup.device.type == "cuda" else None
-        self.arrived: dict[Tensor, None] | None = None  # has a gradient of this step, in the order of their arrival
+        self.arrived: dict[Tensor, None] | None = None  # parameters in the order in which gradients arrive
         self.first = True  # no backward has ended
-        self.held: list[tuple[Tensor, Tensor]] = []  # a parameter, and its values when the first backward began
+        self.held: list[tuple[Tensor, Tensor]] = []  # parameters, and their values at the first backward
 
     def take(self, runners: Sequence[GradientRunner]) -> None:
         """Continue this step with the runners of a new setup."""
@@ -58,7 +58,7 @@ class Backward:
         self.runners, self.names = runners, self.life.setup.names
         self.log: Any = self.life.log
         self.acting: list[GradientRunner] = []
-        self.delay = 0  # of the gradients of this backward: all rules that act have the same
+        self.delay = 0  # of this backward's gradients: all acting rules have the same delay
         self.scale: Tensor | None = None  # of the loss of this backward
         self.order: list[tuple[GradientRunner, int]] = []  # the buckets of this backward, in the order of their launch
 

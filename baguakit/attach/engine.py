@@ -51,8 +51,8 @@ class Engine(Life[AttachSetup]):
 
     def __init__(self, make: Callable[..., AttachSetup], comm: Comm, timeout: Any) -> None:
         super().__init__("attach", make, comm, timeout)
-        self.tuned: dict[str, int] | None = None  # what tuning has found, if it has ended: part of the state
-        self.ever: Collection[Tensor] = ()  # have been trainable here: they keep their place and state while frozen
+        self.tuned: dict[str, int] | None = None  # the result of tuning, if it has ended: part of the state
+        self.ever: Collection[Tensor] = ()  # were trainable here once: they keep place and state while frozen
         self.listeners: list[Callable[[], None]] = []  # called after each step
         self.rebuilt: Callable[[], None] = lambda: None  # called when new buckets have been made
         comm.membership.start(self)
@@ -70,7 +70,7 @@ class Engine(Life[AttachSetup]):
         """
         self.agree()
         self.free_runners: list[FreeRunner] = []
-        self.begun, self.stepped = False, set[Optimizer]()  # a step is under way; who has stepped in it
+        self.begun, self.stepped = False, set[Optimizer]()  # a step has begun; optimizers that have stepped in it
         self.loaded: int | None = None  # the step of the state that has been loaded
         with or_abandon(self.runtime):
             fill()

@@ -29,10 +29,10 @@ class Hooks:
         self.engine, self.others = engine, engine.other_optimizers
         self._of_params: dict[Tensor, Any] = {}
         self._watches: dict[Optimizer, list[Any]] = {}  # hooks that count backward passes
-        self._evaluating = False  # a closure, or one has raised
-        self._blank = False  # the step under way is none
-        self._begun: dict[Optimizer, Moment] = {}  # when the steps under way began
-        self._copies = dict.fromkeys(engine.setup.optimizers if engine.on_weights else ())  # those not looked at
+        self._evaluating = False  # a closure is running, or has raised an error
+        self._blank = False  # the current step trains nothing
+        self._begun: dict[Optimizer, Moment] = {}  # when the current steps began
+        self._copies = dict.fromkeys(engine.setup.optimizers if engine.on_weights else ())  # not yet checked
         # torch.compile must not trace the hooks of optimizers. A decorator would import the compiler with the package.
         outside: Any = torch.compiler.disable
         self._of_optimizers: list[Any] = [register_optimizer_step_pre_hook(outside(self.others.steps))]

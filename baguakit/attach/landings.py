@@ -27,7 +27,7 @@ class Landings:
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.fresh: set[int] = set()  # the parameters, by id, whose gradients have landed since its last step
-        self.passes = 0  # backward passes since then, as one of its parameters tells
+        self.passes = 0  # backward passes since then, counted at one parameter
         # Of its last step: the ids of the parameters, their gradients, and the versions of the gradients.
         self.used: tuple[Sequence[int], Sequence[Any], Sequence[int]] = (), (), ()
         # Its parameters that are in buckets of gradients, their ids, and their views of the buckets.
@@ -188,7 +188,7 @@ class OtherOptimizers:
                 )
 
     def warn(self, sentence: str) -> None:
-        """Warn, if it is the first time."""
+        """Warn, but only the first time."""
         if not self._warned:
             self._warned = True
             warnings.warn(sentence, stacklevel=3)

@@ -105,9 +105,9 @@ def check_saved(runners: Sequence[RuleRunner], saved: Mapping[str, Any]) -> None
 def load_runners(
     runners: Sequence[RuleRunner], names: Names, saved: Mapping[str, Any], same_ranks: bool, made: bool = False
 ) -> None:
-    """Load into every runner the state that `save_runner` returned. `saved` is by the number of the rule.
+    """Load into every runner the state that `save_runner` returned. The keys of `saved` are numbers of rules.
 
-    It may come from other buckets or another number of ranks. If the state of a rule has no meaning for another number,
+    The state may come from other buckets or another number of ranks. If a rule's state has no meaning for this number,
     only its round is loaded, and the rule begins anew. The state of parameters that are not in `saved` is made from
     their present weights, unless the states have just been `made`.
     """

@@ -118,7 +118,7 @@ class GradientRunner(RuleRunner):
     ) -> None:
         """Launch bucket `i` with the gradients of this rank; a missing gradient counts as zero.
 
-        `touched` are the parameters whose gradients this rank averages; `whole`: these are all of the bucket.
+        `touched` are the parameters whose gradients this rank averages; `whole`: all those of the bucket.
         """
         if i == 0:
             self.untouched, self.mine = [], []

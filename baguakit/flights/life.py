@@ -43,7 +43,7 @@ class Clock:
     step: int = 0  # optimizer steps made since the attachment was made
     synchronising: bool = True  # false inside `no_sync()`, where gradients are only accumulated
     tell: Callable[[int], None] | None = None  # in `join()`: announces the next collective to ranks out of batches
-    joined: str = ""  # the call of `join()` under way
+    joined: str = ""  # the current call of `join()`; "" outside
 
     def announce(self, what: Turn) -> None:
         """Announce the next collective before it begins. Outside `join()` this does nothing."""
@@ -121,7 +121,7 @@ REST = 1.0  # seconds that a lane may still compute; if it does so for longer, i
 class Decisions:
     """The decisions after each backward whether to keep changes of states. Several are pending only with a delay."""
 
-    joint: Joint | None = None  # holds what the flights of a backward would keep; None where no decision is needed
+    joint: Joint | None = None  # holds the changes of states by a backward's flights; None if no decision is needed
     alike: bool = True  # stages that agree give all ranks the same results, so that ranks need not ask each other
     _under_way: deque[tuple[RuleRunner, Collective]] = field(default_factory=deque, init=False)
 
@@ -141,7 +141,7 @@ class Decisions:
 
             for runner, each in flags.items():
                 stage = runner.rule.stage
-                # A rank whose backward failed sends NaN. An average of all ranks is then NaN; other stages need this.
+                # A rank whose backward failed sends NaN, and an average of all ranks is NaN. Other stages need flags.
                 if each.rows is not None and not (stage.averages and stage.same_on_all_ranks):
                     joint.note(each.rows[:, 0] != FAILED)
             joint.settle(on_all_ranks if agree else None, of_used)
@@ -182,7 +182,7 @@ class Life(Generic[AnySetup]):
     alike = True  # a stage that agrees gives all ranks the same result
     log: Logbook | None = None  # the times of training since the buckets were made, if they are taken
     runtime: Runtime[AnySetup]  # monitor, groups and lanes
-    decisions: Decisions  # on what the flights of a backward keep
+    decisions: Decisions  # whether states keep the changes of a backward
 
     def __init__(self, kind: str, make: Callable[..., AnySetup], comm: Comm, timeout: Any) -> None:
         self.kind, self.make, self.comm, self.timeout = kind, make, comm, timeout
@@ -327,7 +327,7 @@ class Attached:
         Args:
             state: from `state_dict`, perhaps of an earlier version, or of the model in or out of `torch.compile`, DDP,
                 FSDP or activation checkpointing.
-            strict: False: log the errors of tensors, parameters and ranks ("baguakit"), and load the rest of the state.
+            strict: False: load a state with errors of tensors, parameters or ranks, and log the errors ("baguakit").
 
         Raises:
             TypeError: `state` is not such a state.

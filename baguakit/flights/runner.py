@@ -289,7 +289,7 @@ def buckets_of(params_of_buckets: Sequence[Sequence[Tensor]], rule: Rule, comm: 
 
 
 def padded_multiple(multiple: int, params: Sequence[Tensor]) -> int:
-    """Return `multiple` times 1, 2, 4, … or 128, less than a hundredth of the bucket if not times 1; 1 stays 1.
+    """Return `multiple` times the largest 2ᵏ ≤ 128 with a product below 1 % of the bucket, or times 1; 1 stays 1.
 
     Shards of the bucket are then whole blocks of a compressor. A multiple may grow with the number of ranks. While it
     exceeds both `PADDED` and an eighth of the bucket, it is halved (if odd, set to 64), so small buckets stay small.

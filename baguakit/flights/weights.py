@@ -75,11 +75,11 @@ class WeightRunner(RuleRunner):
         self.round += 1
 
     def land_all(self) -> None:
-        """Wait for every bucket in the air, and bring its result into the weights.
+        """Wait for every bucket in the air, and put its result into the weights.
 
         x ← result  where `x` equals `before`, and  x ← x + (result − before)  where it has changed since the launch.
         Values are compared on the device: a version counter would not see writes through `p.data`. A rule with
-        `mix=α` has no `before`:  x ← α x + (1 − α) result. On a GPU x stays where an abort has ended the flight.
+        `mix=α` has no `before`:  x ← α x + (1 − α) result. On a GPU x does not change if an abort ended the flight.
         """
         mix, fault = self.rule.mix, self.channel.monitor.fault
         held = [(self.buckets[i], self.air[i].before, self.arrive(i)) for i in sorted(self.air)]  # all, or none lands

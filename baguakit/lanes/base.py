@@ -78,10 +78,10 @@ Phases = Generator[Any, None, Any]
 class Flight:
     """Work on a lane: `done()` queries it, `result()` waits for it. This base class is a placeholder and never ends."""
 
-    on_device = False  # `result()` lets a stream wait, and not the host: the work may still be under way then
+    on_device = False  # `result()` makes a stream wait, not the host: the work may still be running then
     launched: Moment = None
     phases: Sequence[tuple[Moment, Moment]] = ()  # the begin and end of each phase of its work
-    waits: Sequence[tuple[Moment, Moment]] = ()  # and of the waits for it: one after the end ends before it begins
+    waits: Sequence[tuple[Moment, Moment]] = ()  # of each wait; a wait after the end ends before it begins
     value: Any = None  # the result; a flight may be kept for its times without that memory
     _error: BaseException | None = None
 

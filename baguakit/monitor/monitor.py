@@ -87,17 +87,17 @@ class Monitor:
         self.store, self.rank, self.size, self.abort, self.broken = store, rank, size, abort, broken
         self.run = uuid.uuid4().hex[:12]  # no other attachment has it; once started, the same on all ranks
         self.device = torch.device("cpu")  # that of the flights, once the ranks have agreed on a setup
-        self.limit: Callable[[], timedelta] = lambda: timeout  # another one, where it may change
+        self.limit: Callable[[], timedelta] = lambda: timeout  # replaced if the timeout may change
         self.beat = min(1.0, self.timeout / 10)
         self.silence = 4 * self.beat
         self.error: PeerError | None = None
-        self.hasty = False  # the error of a connection ends everything at once; whose fault it is comes out later
-        self.failed: Callable[[str], None] = lambda sentence: None  # told when this gives up
-        self.leaving: tuple[str, str] = ("", "")  # how and why this rank has left; "" while it is there
+        self.hasty = False  # a connection error ends all flights at once; the rank at fault is found later
+        self.failed: Callable[[str], None] = lambda sentence: None  # called by `fail`
+        self.leaving: tuple[str, str] = ("", "")  # how and why this rank has left; "" before
         self.working_on = ""  # work that may take long
         self.air = Air()
         self.launched = self.air.launch  # called when a collective is put on a lane
-        self.fault: Fault | None = None  # what flights land with, if an abort may end them half done
+        self.fault: Fault | None = None  # marks lost flights, if an abort may end them unfinished
         self.watch = Watch(self)
         self._lock, self._ended = threading.Lock(), threading.Event()
 
@@ -235,7 +235,7 @@ class Monitor:
             return True
 
     def fail(self, sentence: str) -> PeerError:
-        """Give up: end all flights with a PeerError, and return it. The first sentence is kept."""
+        """End all flights with a PeerError, and return it. Later calls keep the first sentence."""
         with self._lock:
             self.error = self.error or PeerError(sentence)  # before the look: later flights see it themselves
         for collective in self.air.all():

@@ -48,7 +48,7 @@ class Channel:
     lane: Lane
     comm: Comm
     monitor: Monitor
-    failed: list[str] = field(default_factory=list)  # what has failed here
+    failed: list[str] = field(default_factory=list)  # descriptions of work that has failed here
 
     def check(self) -> None:
         """Raise if earlier work on this lane failed: ranks that still wait for its messages would receive ours."""
@@ -93,7 +93,7 @@ class Channel:
             PeerError: the network failed or a rank did not come; the error names the rank at fault.
         """
         collective = self.begin(label, work, meet)
-        if meet and collective.flight.on_device:  # a call of a user, who may save what it brings
+        if meet and collective.flight.on_device:  # a user's call: the user may save the result
             self.monitor.wait_until(collective.flight.done)
         return self.monitor.wait_for(collective)
 
