@@ -36,7 +36,7 @@ class BaguaGroup(Methods):
     collectives, and names the rank at fault if one does not end. `options` is the object that torch passes to backends.
 
     Raises:
-        ValueError: ranks have different policies; it names one of them.
+        ValueError: ranks have different policies; the error names one of these ranks.
         PeerError: a rank has not come within the timeout.
     """
 
@@ -84,7 +84,7 @@ class BaguaGroup(Methods):
             self._register_backend(kind, dist.ProcessGroup.BackendType.CUSTOM, self._inner._get_backend(kind))
 
     def _limit(self) -> timedelta:
-        """Return the timeout. If torch has changed the one of the inner group, change that of all groups, too."""
+        """Return the timeout. If torch has changed it in the inner group, change it in all groups, too."""
         if (now := timeout_of(self._inner)) != self._set:
             self._timeout, self._set = now, longer(now)  # first: another thread may ask, too
             for group in self._groups():

@@ -277,7 +277,7 @@ def compare(
     before values are mixed. For each collective, each rank sends a line of 128 bytes to each other rank:
 
         8       a digest of the call: operation, reduction, shape, dtype, layout, root, method, exact or compressed
-        8       in an all-to-all, how many values follow for the rank that reads it, and how many it is to send
+        8       in an all-to-all: the number of values for the rank that gets the line, and the number expected from it
         112     the call in words
 
     An exact collective of gloo begins when the lines of all ranks agree. Otherwise gloo could read the bits of one

@@ -27,8 +27,8 @@ class Policy:
     Args:
         compressor: such as `compressors.UInt4()`; None sends values as they are, which is useful with `flows`.
         operations: the collectives to compress, of "all_reduce", "reduce_scatter", "all_gather" and "all_to_all".
-        least: the bytes of the smallest tensor that is compressed; the whole that is reduced, scattered or gathered
-            counts. An all-to-all compresses each message that gets smaller, since sizes differ among ranks.
+        least: the smallest number of bytes that is compressed, in sum over all that is reduced, scattered or gathered.
+            An all-to-all instead compresses each message that gets smaller, since sizes differ among ranks.
         flows: the number of connections to each peer, as in `Comm`; for tensors on the CPU.
         compare: for tensors on the CPU, send 128 bytes that describe the call to every other rank. Ranks whose calls
             differ are named at once, and exact calls begin only when all ranks agree. False: such ranks are named one
@@ -127,7 +127,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """The operations of all groups of this process since it began: `rows`, one for each operation, format and reason.
+    """The operations of all groups since the process began: `rows`, one for each operation, format and reason.
 
     `str` gives a table.
     """

@@ -86,9 +86,9 @@ def backend_of(group: Any, kind: str) -> str:
 
 
 def store_of(group: Any, name: str) -> Any:
-    """Return the key-value store that the ranks of a group used to connect, with the key prefix `name`.
+    """Return the key-value store through which the ranks of a group connected, with the key prefix `name`.
 
-    It has a second connection, which a wait on the first one does not block; its users make no calls that block. The
+    It uses a second connection, which a wait on the first does not block; its users make no calls that block. This
     connection is made once: TCPStore resolves the name of a new client, which can block all clients for seconds.
     """
     if group not in _connections:

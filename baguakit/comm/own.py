@@ -166,9 +166,9 @@ def abort_all(groups: Iterable[Any]) -> None:
     NCCL ends a communicator when the device has completed earlier launches. Such a launch may be a message of another
     communicator that waits for a lost rank, so one abort after another would block. This waits at most `ENDING`.
 
-    Groups that connect with their first messages are kept until `let_go`, also when the process ends. To free such a
-    group waits for its last collective, which an abort does not end. If a rank was lost before the first message to
-    it, this takes the timeout of the group, and a garbage collection would block the process for that time.
+    Groups that connect with their first messages are kept until `let_go`, also when the process ends. Freeing a group
+    waits for its last collective, which an abort does not end. If a rank was lost before the first message to it, this
+    takes the timeout of the group, and a garbage collection would block the process for that time.
     """
 
     def abort(group: Any) -> None:

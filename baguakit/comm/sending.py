@@ -60,7 +60,7 @@ def check_peer(peer: int, group: Any) -> None:
 
 
 def check_gathered(out: Tensor, x: Tensor, size: int, name: str = "x") -> None:
-    """Raise a ValueError unless `out` has the size of `size` tensors `x`; `name` is that of `x` in the error."""
+    """Raise a ValueError unless `out` has the size of `size` tensors `x`; `name` is the name of `x` in the error."""
     if out.numel() != size * x.numel() or out.dtype != x.dtype:
         raise ValueError(
             f"out has room for {size} tensors like {name}; out is {describe(out)}, and {name} is {describe(x)}"

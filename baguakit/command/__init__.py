@@ -1,6 +1,6 @@
 """The command `baguakit`, which is also `python -m baguakit`.
 
-    baguakit doctor                 # what will run on this machine, and what mends the rest
+    baguakit doctor                 # what will run on this machine, and how to fix the rest
     baguakit demo --rate 100mbit    # ranks of this machine train as over a slow network
     baguakit net build              # the NCCL plugin; `net measure` measures a link
 

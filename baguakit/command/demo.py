@@ -125,7 +125,7 @@ def draw(results: Sequence[Result], rate: str, how: str, ranks: int, path: Path)
 def broken_claims(results: Sequence[Result], ranks: int, complete: bool) -> list[str]:
     """Return the claims of the demo that the results contradict, as sentences.
 
-    With `complete`, the run has the ranks, steps and seed that the claims are made for.
+    `complete` is whether the run has the ranks, steps and seed that the claims are made for.
     """
     found, broken = {result.contender: result for result in results}, []
     most = (-(-10 // ranks) + 1) / 10  # a rank holds at most ⌈10 / n⌉ of ten digits, and a tenth is for luck

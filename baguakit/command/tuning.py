@@ -101,7 +101,7 @@ def run_probe(options: argparse.Namespace, comm: Comm) -> None:
 
 
 def run_plan(options: argparse.Namespace, comm: Comm) -> None:
-    """Measure the network, and print the predictions for a model: a table, and the pick in words."""
+    """Measure the network, and print the predictions for a model: a table, and the recommended algorithm in words."""
     model = on_all(comm, lambda: model_of(options.model), "plan")
     calls = options.algorithms or every()
     network = measured(options, comm, compressors=compressors_in(list(calls)))

@@ -1,4 +1,4 @@
-"""A dataset whose samples are computed once and shared by all processes that use its store, and its identity there."""
+"""A dataset whose samples are computed once, for all processes that use its store; its identity in the store."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ MISSING = object()  # in place of a sample, which may be None
 class CacheReport:
     """The counts of this process and its loader workers since the cache was made.
 
-    A sample counts at most once per read as corrupt, and at most once as an error.
+    One read of a sample adds at most 1 to `corrupt`, and at most 1 to `errors`.
 
     Attributes:
         hits: samples read from the store.
@@ -66,7 +66,7 @@ class CachedDataset(Dataset[Any]):
     """A cache of `dataset`: the first process that needs a sample computes it, and all others read it from `store`.
 
     Cache deterministic, slow work (reading, decoding, resizing, tokenising). Apply random augmentation after the cache,
-    otherwise every epoch has the same. A sample read from the store is a copy.
+    otherwise every epoch has the same augmentation. A sample read from the store is a copy.
 
     If the store fails, is full or holds a damaged sample, the sample is computed again: this costs time, but is never
     wrong. `report()` counts such samples, and the first of each kind raises a warning.
@@ -215,7 +215,7 @@ class CachedDataset(Dataset[Any]):
 def namespace(dataset: Any, name: str | None, version: str | int, codec_tag: str) -> bytes:
     """Return 16 bytes that identify a dataset by `name` or content, version and codec. Equal in all processes.
 
-    The content is the class's name and a hash of the pickle, which has code by name only: change `version` with code.
+    The content is the class name and a hash of the pickle. Code is pickled by name: if it changes, change `version`.
     """
     what = f"name:{name}"
     if name is None:

@@ -30,7 +30,7 @@ def membership(num_replicas: int | None, rank: int | None, group: Any) -> tuple[
     """Return (rank, number of ranks, group, known); defaults are those of `group`, the default group, or one rank.
 
     The returned group is None if there is none, if it is always one rank, or if it has another rank or size than asked.
-    `known` is whether the processes of all ranks are known: False if a group of several has another rank or size.
+    `known` is whether the processes of all ranks are known: False if a group of several ranks has another rank or size.
 
     Raises:
         TypeError: `group` is neither a `Comm` nor a process group of which this process is a member.

@@ -25,7 +25,7 @@ log = logging.getLogger("baguakit")
 
 
 class Followed(Generic[T]):
-    """An iterator over an epoch: a step has one item (a sample or a batch) for each rank. Each rank computes all."""
+    """An iterator over an epoch. A step has one item (sample or batch) for each rank; each rank computes all items."""
 
     def _begin(
         self, dataset: Sized, complexity: Complexity, file: Any, place: tuple[Any, Any, Any], *settings: bool | float
@@ -227,7 +227,7 @@ class Followed(Generic[T]):
     # Ranks that come and go
 
     def follow(self, att: Any, items_per_step: int = 1, *, repeats: bool = False) -> None:
-        """Divide a pass anew whenever the group changes. All ranks call it, once, after `bk.attach`.
+        """Divide the pass again whenever the group changes. All ranks call this once, after `bk.attach`.
 
             for epoch in range(sampler.epoch, epochs):
                 sampler.set_epoch(epoch)
@@ -236,10 +236,10 @@ class Followed(Generic[T]):
         other items that are not trained are divided again, so that all ranks end the epoch after the same number of
         steps. A rank that joins continues the epoch `sampler.epoch`, with a part of the remaining items.
 
-        If a step is lost with a rank, the other ranks have consumed their items of it, unless the loop repeats the
-        step. A lost rank has trained the items of all optimizer steps that were made. If the iterator of another rank
-        has ended (a loader asks for the end ahead), the rest of a lost rank's items is not trained in this epoch: a
-        warning says so. A rank that joins then begins with the next epoch, with more items, as the others are behind.
+        If a step fails because a rank is lost, its items are used up on the other ranks, unless the loop repeats it. A
+        lost rank has trained the items of all optimizer steps that were made. Its other items are not trained in this
+        epoch if the iterator of another rank has ended (loaders ask for the end early): a warning says so. Then a rank
+        that joins begins with the next epoch, and gets one more item for each item that the others are behind.
 
         Call `set_epoch` before each pass, in ascending order. `state_dict()` needs no `consumed`. Draw items in the
         thread that trains, as loaders do.
@@ -276,7 +276,7 @@ class Followed(Generic[T]):
                 told = self._comm.gather_objects(agreement.send(told))
 
     def _agreement(self, change: Any) -> Generator[Any, Any, None]:
-        """Yield what this rank tells the others, and receive what all have told."""
+        """Yield the message of this rank to the others, and receive the messages of all ranks."""
         while True:
             record, used = self._record, self._count() - self._since
             version = -1 if record is None else record.version

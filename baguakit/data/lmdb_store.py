@@ -102,7 +102,7 @@ class LMDBStore(Store):
         return type(self), (self.path, self.capacity_bytes)
 
     def _environment(self) -> Environment:
-        """Return this process's environment of the path; open it if needed, or raise StoreError."""
+        """Return this process's LMDB environment of the path; open it if needed. Raise StoreError if that fails."""
         with _guard:
             if self.path not in _environments:
                 _environments[self.path] = Environment(self)
@@ -153,7 +153,7 @@ class LMDBStore(Store):
         self._environment().flush()
 
     def close(self) -> None:
-        """Sync all writes to disk, of other processes too, mark the store as clean, and release it."""
+        """Sync the writes of all processes to disk, mark the store as clean, and release it."""
         try:
             if read_state(self.path) is not None:
                 self.flush()
@@ -167,7 +167,7 @@ class LMDBStore(Store):
 class Environment:
     """An LMDB environment, which a process may open once only, and the locks between processes.
 
-    Each lock is a lock of one byte of a file. The kernel releases all locks of a process when the process ends or
+    Each lock locks one byte of a file. The kernel releases all locks of a process when the process ends, or when it
     closes any descriptor of the file. So each process opens the file only once.
     """
 

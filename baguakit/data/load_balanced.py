@@ -39,7 +39,7 @@ class LoadBalancedSampler(Followed[int], DistributedSampler[int]):
             samples as possible until `num_replicas` divides their number.
         random_level: from 0 (only samples of similar cost share a step: best balance) to 1 (any samples share a step:
             no balance).
-        complexity_file: a file that keeps the results of a function for the next run; rank 0 reads and writes it.
+        complexity_file: a file that keeps the costs from a function for the next run; rank 0 reads and writes it.
         group: the process group of the ranks, or a `bk.Comm`, also one of `bk.elastic.join` (see `follow`); None for
             the default group, or for a single rank if there is no default group.
 
@@ -104,7 +104,7 @@ class LoadBalancedBatchSampler(Followed[list[int]], Sampler[list[int]]):
     All other arguments are as in `LoadBalancedSampler`.
 
     Raises:
-        TypeError, ValueError: as `LoadBalancedSampler`.
+        TypeError, ValueError: as in `LoadBalancedSampler`.
         ValueError: neither `batch_size` nor `budget` is given, or one sample exceeds the budget.
     """
 
@@ -141,7 +141,7 @@ class LoadBalancedBatchSampler(Followed[list[int]], Sampler[list[int]]):
 
     @property
     def sampler(self) -> LoadBalancedBatchSampler:
-        """This sampler itself: trainers call `set_epoch` of the attribute `sampler` of a batch sampler."""
+        """This sampler itself: trainers call `batch_sampler.sampler.set_epoch`."""
         return self
 
     def _signature(self) -> dict[str, Any]:

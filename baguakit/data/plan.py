@@ -50,7 +50,7 @@ def assign(groups: Indices, costs: Costs, rng: np.random.Generator | None) -> In
     """Return the groups of samples (g, ranks), each row reordered so that column r is for rank r.
 
     The columns then have nearly equal total cost. With `rng`, only the `WIDEST` groups with the largest spread of cost
-    are assigned in this way; the other groups are assigned at random before.
+    are assigned in this way; the other groups are assigned at random first.
     """
     rows = np.take_along_axis(groups, np.argsort(-costs[groups], axis=1, kind="stable"), axis=1)
     spread = costs[rows[:, 0]] - costs[rows[:, -1]]
@@ -309,7 +309,7 @@ def regrouped(
 ) -> tuple[Record, dict[int, int]]:
     """Return the record of the new group, and {epoch: number of items of lost ranks that nobody trains}.
 
-    Nobody trains them if the iterator of another rank has ended, or is in a later pass.
+    Nobody trains the items of a pass if the iterator of another rank has ended, or is already in a later pass.
     """
     known = {t.rank: (new, t) for new, t in enumerate(told) if t.version == record.version}
     passes, made = record.passes, record.origin + step * per_step

@@ -74,7 +74,7 @@ class Knocks:
         self._made: dict[str, tuple[socket.socket | str, float]] = {}  # by address: a socket or state; since when
 
     def knock(self, address: str) -> str:
-        """Return the state of a door. Never waits."""
+        """Return the state of a door, without waiting."""
         if not address:
             return ""
         now = time.monotonic()

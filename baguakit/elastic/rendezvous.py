@@ -1,4 +1,4 @@
-"""Members of a round, how they meet in the next round, and how a round pauses before.
+"""Members of a round, how they meet for the next round, and how a round pauses for the meeting.
 
 **Meetings.** In the store, processes agree on who is in the next round. Every round has exactly one successor.
 
@@ -13,7 +13,7 @@
 
 A meeting closes when the previous round is over, and each of its members has come, will not come, has a closed door
 (`doors.py`), or has not answered for a moment. The process that came first closes the meeting. Processes that come too
-late come to the next meeting. A new process comes when it reaches the doors of all living members of that round.
+late come to the next meeting. A new process comes when it reaches the doors of all living members of the last round.
 
 If no step has been made for the patience, each member tells which others do not answer at their doors. Members are left
 out, one after another, until all remaining members reach each other.
@@ -312,8 +312,7 @@ def delete_before(store: Any, number: int) -> Iterator[str]:
 class Pause:
     """The pause of a round; only the first plan of a round counts.
 
-    `step` is a function that returns the step of this rank, or -1 if ranks do not wait for each other: each rank may
-    then stop at once.
+    `step` returns the step of this rank; -1 if ranks do not wait for each other, so that each may stop at once.
     """
 
     def __init__(self, round: Round, step: Callable[[], int]) -> None:

@@ -41,7 +41,7 @@ TOLD = 1.0  # seconds to wait for the store to accept a request of `tell`
 class Left(SystemExit):
     """This rank has left the group: by `Attachment.leave`, or by SIGTERM. Uncaught, it ends the process with status 0.
 
-    Like any SystemExit, `except Exception` does not catch it.
+    `except Exception` does not catch it, as it does not catch any SystemExit.
     """
 
     __module__ = "baguakit.elastic"  # tracebacks show the public name
@@ -296,7 +296,7 @@ class Rounds:
 
         Rank 0 asks for a pause when processes wait to join. The round ends on this rank if the store does not answer:
         without the store this rank cannot know that the others have continued without it. A lost rank usually closes
-        its connections, which is noticed at once. But lazy groups may have none yet: gloo waits until its timeout.
+        its connections, which is noticed at once. A lazy group may not be connected yet: gloo waits until its timeout.
         """
         store, settings, all_rounds = round.store, self.settings, self._store
         after, counts, knocks = round.members[(round.rank + 1) % round.size], Counts(), Knocks()

@@ -175,7 +175,7 @@ NEAR = 0.95  # of the best rate: repeated measurements differ by about 5 %
 
 @dataclass(frozen=True)
 class SocketSettings:
-    """Settings of the sockets of a connection of NCCL, which opens one connection for each channel and peer.
+    """Settings of the sockets of an NCCL connection. NCCL opens one connection for each channel and peer.
 
     Args:
         threads: the threads of a connection, 1 to 16.

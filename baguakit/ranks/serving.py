@@ -343,7 +343,7 @@ def send(packed: bytes, ends: Sequence[socket.socket], files: Sequence[int] = ()
 
 
 def receive(end: socket.socket) -> tuple[bytes, list[int]]:
-    """Wait for a message; return the pickle and the descriptors with it. EOFError: the other end is closed."""
+    """Wait for a message; return its pickle and its descriptors. Raise EOFError if the other end is closed."""
     data, files, _, _ = socket.recv_fds(end, 1, FILES)
     if not data:
         raise EOFError

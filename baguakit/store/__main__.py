@@ -1,4 +1,4 @@
-"""`python -m baguakit.store`: the store by which the ranks of `bk.elastic.join` find each other.
+"""`python -m baguakit.store`: the store through which the ranks of `bk.elastic.join` find each other.
 
 Run the store on any machine that all ranks reach, best one that does not train: when the store ends, the training ends.
 The store listens on one address. Whoever reaches it can run code in every rank, since torch unpickles its contents:
