@@ -45,7 +45,7 @@ class BaguaGroup(Methods):
         self.policy, self._store, self._rounds = policy, options.store, numbers()
         self._timeout: timedelta = options.timeout
         self._channels: dict[str, Channel] = {}  # by kind of device
-        self._dropped: deque[Work] = deque(maxlen=16)  # though Python has let go of them: see `Work`
+        self._dropped: deque[Work] = deque(maxlen=16)  # works that the program has dropped: see `Work`
         self._follower, self._this = lane(CPU, "baguakit futures"), Comm(self)
         self._inner: Any = None
         self._destroyed = False
@@ -86,7 +86,7 @@ class BaguaGroup(Methods):
     def _limit(self) -> timedelta:
         """Return the timeout. If torch has changed it in the inner group, change it in all groups, too."""
         if (now := timeout_of(self._inner)) != self._set:
-            self._timeout, self._set = now, longer(now)  # first: another thread may ask, too
+            self._timeout, self._set = now, longer(now)  # before the loop, since another thread may call this, too
             for group in self._groups():
                 set_timeout(group, self._set)
         return self._timeout
@@ -182,7 +182,7 @@ class BaguaGroup(Methods):
         profiled = torch._C._autograd._profiler_enabled()
         flight = channel.lane.run(fly, collective.label)
         collective.flight = Passed(launch=flight)
-        if profiled:  # it sees only what its own thread begins
+        if profiled:  # the profiler sees only what its own thread begins
             with contextlib.suppress(Exception):  # the wait for this work raises it
                 flight.result()
             if flight._error is None:
@@ -210,7 +210,7 @@ class BaguaGroup(Methods):
             collective.flight = Passed([])
             collective.flight.fail(error)
             return self._monitor.wait_for(collective)  # raises the sentence that names the rank at fault
-        except Exception:  # it refuses the arguments: nothing flies that others could wait for
+        except Exception:  # the arguments are refused: no message is sent that others could wait for
             collective.landed = True
             raise
 

@@ -36,15 +36,15 @@ UNEQUAL = "unequal sizes"  # why tensors cannot be gathered, scattered or exchan
 class Call:
     """A call of a collective."""
 
-    operation: str  # its name in a policy, or that of a method that is always exact
+    operation: str  # its name in a policy, or the name of a method that is always exact
     outs: Sequence[Tensor]  # the tensors that it fills
     whole: Sequence[Tensor]  # all tensors that are reduced, scattered or gathered, for their size
     # The methods of the inner group that do it exactly, with their positional and named arguments.
     passed: Sequence[tuple[str, Sequence[Any], dict[str, Any]]]
     pieces: Sequence[tuple[Any, ...]] = ()  # the arguments of each of its `EXCHANGES`, without compressor and `Comm`
     op: Any = None  # of a reduction
-    unlike: str = ""  # why it must be exact, if its tensors do not fit: the inner group refuses what is wrong
-    root: int | None = None  # of a broadcast and its kind
+    unlike: str = ""  # why it must be exact, if its tensors do not fit; the inner group raises errors
+    root: int | None = None  # the root of a broadcast, reduce, gather or scatter
     alike: Sequence[Tensor] | None = None  # of equal shape, dtype and layout on all ranks; None for `whole`
     splits: tuple[list[int], list[int]] | None = None  # of an all-to-all: values for each rank, and from each
 

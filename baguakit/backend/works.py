@@ -63,7 +63,7 @@ class Work(dist.Work):
     ) -> None:
         super().__init__()
         self._collective, self._monitor, self._outs, self._follower = collective, monitor, list(outs), follower
-        self._followed = False  # by a wait, or by a future, which outlives this
+        self._followed = False  # whether a wait or a future follows it; a future outlives this object
         self._dropped = dropped
 
     def __del__(self) -> None:

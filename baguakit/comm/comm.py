@@ -57,12 +57,12 @@ class Comm:
     _round: int | None = None
     _step: int | None = None
     _bucket: int = 0
-    _call: int = 0  # tells its messages from messages of other calls
-    _meet: Callable[[], None] | None = None  # called before this waits for others, and before they add to its values
+    _call: int = 0  # distinguishes the messages of different calls
+    _meet: Callable[[], None] | None = None  # called before it waits for others, and before values are added
     _sent: Sent | None = None  # counted for a report
     _formats: list[SentFormat] | None = None  # of one flight, likewise
     _part: str = FLAT
-    _rider: Rider | None = None  # flags that the first all-gather takes along
+    _rider: Rider | None = None  # flags that the first all-gather carries
 
     def __post_init__(self) -> None:
         if self.group is None and not dist.is_initialized():
@@ -255,7 +255,7 @@ class Comm:
         """Overwrite `x` with the tensor of rank `source`."""
         integer("source", source, 0, self.size - 1)
         if self.size > 1:
-            self._count((self.size - 1) / self.size * x.nbytes)  # of each rank in the mean
+            self._count((self.size - 1) / self.size * x.nbytes)  # the mean over ranks
             dist.broadcast(sending.as_sent(x), group=self.group, group_src=source)
         return x
 

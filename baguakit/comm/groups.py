@@ -51,14 +51,14 @@ SETTINGS = {
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",  # the next CUDA call of Python raises the error of a failed kernel
 }
 
-_environment = threading.Lock()  # it belongs to the whole process
+_environment = threading.Lock()  # the environment belongs to the whole process
 _c10d: Any = dist  # its type stubs lack some names
 
 # By group:
 _stores: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # the stores of groups made here, which need a reference
 _connections: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # second connections to the stores
-_names: WeakKeyDictionary[Any, Iterator[str]] = WeakKeyDictionary()  # to be given out
-_inner: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # of a group of `bk.backend`, the one that a `Comm` sends by
+_names: WeakKeyDictionary[Any, Iterator[str]] = WeakKeyDictionary()  # names to give out
+_inner: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by group of `bk.backend`: its inner group
 _members: WeakKeyDictionary[Any, list[int]] = WeakKeyDictionary()  # by inner group
 
 lazy: WeakSet[Any] = WeakSet()

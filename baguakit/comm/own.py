@@ -30,7 +30,7 @@ from .sending import FLAT, INTER
 
 SMALLEST = 1 << 18  # bytes of the smallest message that is divided
 PERIOD = 16  # messages between two agreements
-LEAST = 1 / 8  # of an equal share: the smallest share of a flow, so that its recovery is measured
+LEAST = 1 / 8  # the smallest share of a flow, relative to an equal share: a recovery is then noticed
 LINE = 64  # shares are multiples of this many values, so that they are aligned to cache lines
 ENDING = 5.0  # seconds that an abort may take
 

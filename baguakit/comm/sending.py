@@ -10,10 +10,10 @@ from torch import Tensor
 from ..arguments import describe, integer
 
 TAGS = 1 << 31
-LENGTHS = 0x1E3779B1  # odd and large: tags of messages of other lengths are far apart
+LENGTHS = 0x1E3779B1  # odd and large: messages of different lengths have tags that are far apart
 FLAT, INTER, INTRA = "flat", "inter", "intra"
 PLACES = {INTRA: ", within nodes", INTER: ", between nodes"}
-LONGEST = 1 << 16  # bytes that all ranks' flags may add to an all-gather; an all-reduce of their own adds fewer
+LONGEST = 1 << 16  # bytes that flags may add to an all-gather; with more, a separate all-reduce adds fewer
 Sent = dict[str, float]
 """Bytes by part of the network."""
 

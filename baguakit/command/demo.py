@@ -128,7 +128,7 @@ def broken_claims(results: Sequence[Result], ranks: int, complete: bool) -> list
     `complete` is whether the run has the ranks, steps and seed that the claims are made for.
     """
     found, broken = {result.contender: result for result in results}, []
-    most = (-(-10 // ranks) + 1) / 10  # a rank holds at most ⌈10 / n⌉ of ten digits, and a tenth is for luck
+    most = (-(-10 // ranks) + 1) / 10  # a rank has at most ⌈10 / n⌉ of ten digits; 1 / 10 is added for luck
     if (alone := found[ALONE.name].alone) > most:
         broken.append(
             f"without communication {alone:.1%} of the images were read, more than {most:.0%}: the task shows nothing "

@@ -86,7 +86,7 @@ def evaluate(model: nn.Module, digits: Digits) -> tuple[float, Tensor]:
 class Contender:
     """A way to train."""
 
-    name: str  # that of a function in `bk.algorithms`, and after a comma the variant
+    name: str  # the name of a function in `bk.algorithms`, and after a comma the variant
     algorithm: Algorithm
     lr: float = 0.05  # at the beginning; it falls to zero linearly
     momentum: float = 0.9  # of the optimizer; 0 where the algorithm has its own
@@ -157,7 +157,7 @@ def train(kept: dict[str, Any], contender: Contender, steps: int, seed: int) -> 
         optimizer.step()
         schedule.step()
         spent += time.perf_counter() - began
-        if step in moments:  # evaluated afterwards: an average now would make fast ranks wait
+        if step in moments:  # evaluated after training: an average now would make fast ranks wait
             snapshots.append((attachment.report().bytes_sent, spent, copy.deepcopy(model)))
     report = attachment.report()
     seconds = max(comm.gather_objects(spent)) / steps

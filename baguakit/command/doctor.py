@@ -51,7 +51,7 @@ class Finding:
     what: str  # at most 13 characters
     kind: str
     found: str  # in words
-    mend: str = ""  # the command, or the step, that mends it
+    mend: str = ""  # the command or step that fixes it
     loses: str = ""  # what will not run because of it, as a sentence without a full stop
 
 

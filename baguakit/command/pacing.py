@@ -24,7 +24,7 @@ from ..comm import Comm
 from .screen import Refusal
 
 TICK, LOOK = 0.002, 0.02  # seconds between two divisions of the rate, and between two searches for new sockets
-SECONDS = 0.25  # that a measured message takes at the rate
+SECONDS = 0.25  # the time that a measured message takes at the rate
 SHORTEST, LONGEST = 1 << 18, 1 << 26  # bytes of a measured message
 UNLIMITED = -1
 TOO_FAST, TOO_SLOW = 1.25, 0.8  # of the rate asked for
@@ -56,7 +56,7 @@ def connections() -> dict[str, int]:
 def links() -> Iterator[tuple[str, int]]:
     """Yield the target and the number of each descriptor of this process."""
     for fd in os.listdir("/proc/self/fd"):
-        with suppress(OSError):  # that of the folder itself is closed by now
+        with suppress(OSError):  # the descriptor of the folder itself is closed by now
             yield os.readlink(f"/proc/self/fd/{fd}"), int(fd)
 
 
@@ -108,7 +108,7 @@ class Pacer(AbstractContextManager["Pacer"]):
             # The rate is divided among the connections that have bytes to send; an idle one may begin with all of it.
             busy = set()
             for name, fd in self._paced.items():
-                with suppress(OSError):  # else it is closed, and the next look forgets it
+                with suppress(OSError):  # a closed descriptor raises, and the next look forgets it
                     busy |= {name} if fd is not None and unsent(fd) > 0 else set()
             for name in self._paced:
                 self._limit(name, self._rate / len(busy) if name in busy else self._rate)
@@ -119,7 +119,7 @@ class Pacer(AbstractContextManager["Pacer"]):
         self._paced = {name: fd for name, fd in self._paced.items() if name in open_now}
         self._limits = {name: limit for name, limit in self._limits.items() if name in open_now}
         for name in open_now.keys() - self._paced.keys():
-            with suppress(OSError), at(open_now[name]) as one:  # else it has been closed since
+            with suppress(OSError), at(open_now[name]) as one:  # a descriptor that has been closed since raises
                 sends = is_tcp(one) and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
                 self._paced[name] = open_now[name] if sends else None
                 self._limit(name, self._rate)

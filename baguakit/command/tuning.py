@@ -138,7 +138,7 @@ def model_of(place: str) -> nn.Module:
     module_name, colon, name = place.partition(":")
     if not (module_name and colon and name):
         raise Refusal(f"the model is given as module:function, such as train:make_model, not {place!r}")
-    if os.getcwd() not in sys.path:  # as `python -m` has it, and the console script does not
+    if os.getcwd() not in sys.path:  # `python -m` adds it, and the console script does not
         sys.path.insert(0, os.getcwd())
     try:
         function = getattr(importlib.import_module(module_name), name, None)

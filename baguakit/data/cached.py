@@ -19,7 +19,7 @@ from .codec import Codec, Corrupt, Plain
 from .stores import Store, StoreError
 
 T = TypeVar("T")
-ROWS = 1021  # of counts, by the number that the system gives a thread
+ROWS = 1021  # rows of counts; a thread's native id chooses its row
 MISSING = object()  # in place of a sample, which may be None
 
 

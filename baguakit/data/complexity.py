@@ -43,7 +43,7 @@ def membership(num_replicas: int | None, rank: int | None, group: Any) -> tuple[
     here = (0, 1) if comm is None else (comm.rank, comm.size)
     mine = here[0] if rank is None else integer("rank", rank, 0)
     size = here[1] if num_replicas is None else integer("num_replicas", num_replicas, 1)
-    if size > 1 << 20:  # no list of as many could be made
+    if size > 1 << 20:  # a list of more ranks would be too long
         raise ValueError(message("num_replicas", "a number of ranks, at most 1048576", size))
     if mine >= size:
         raise ValueError(f"there is no rank {mine} of {size} ranks; rank runs from 0 to num_replicas - 1")

@@ -19,7 +19,7 @@ from .complexity import Complexity, complexities, membership
 from .plan import Batches, Costs, Indices, Position, Record, Seat, Shares, Stretch, Told, assign, regrouped
 
 T = TypeVar("T")
-PLACE = ("epoch", "done", "ranks", "step")  # the position in a state; its other entries decide the order
+PLACE = ("epoch", "done", "ranks", "step")  # the position in a state; the other entries of the state decide the order
 PLANNED = 4  # stretches whose queues are remembered
 log = logging.getLogger("baguakit")
 
@@ -37,10 +37,10 @@ class Followed(Generic[T]):
         if self.random_level and not self.shuffle:
             raise ValueError(f"random_level={self.random_level} needs shuffle=True; set random_level=0 without it")
         self.costs, self.epoch = complexities(dataset, complexity, file, self._comm, known), 0
-        self._record: Record | None = None  # None: it does not follow, or has joined and not heard of the others yet
+        self._record: Record | None = None  # None if it does not follow, or has just joined
         self._attachment: Any = None
-        self._places: dict[int, Position] = {}  # by epoch: the begin of passes that a change has made
-        self._from = self._latest = -1  # the epoch in which this rank has joined; that of the latest pass
+        self._places: dict[int, Position] = {}  # by epoch: where passes begin that a change has made
+        self._from = self._latest = -1  # the epoch in which this rank joined; the epoch of the latest pass
         self._planned: dict[Stretch, Shares] = {}
         self._sit(rank, size)
         self._now = self._first(0)
@@ -202,7 +202,7 @@ class Followed(Generic[T]):
             isinstance(each, (list, tuple)) and len(each) == 2 for each in stretches
         ):
             raise TypeError(f"done in the state is a list of pairs (ranks, steps), not {stretches!r}")
-        for each, seats in stretches:  # a state of 0.2.0 has the steps of all in place of the seat of each
+        for each, seats in stretches:  # a state of 0.2.0 has one number of steps, and not a seat for each rank
             count = integer("ranks in the state", each, 1)
             if not isinstance(seats, (list, tuple)):
                 seats = [[integer("steps in the state", seats, 0), seats, -1, 0]] * count
@@ -290,7 +290,7 @@ class Followed(Generic[T]):
             late = {t.id for t in behind} & set(record.ids)
             if self._id in late:
                 self._enter(record, record.ids.index(self._id))
-            if not late:  # else a rank was lost during the change before, of which not all have heard to the end
+            if not late:  # else a rank was lost during the last change, which not all ranks completed
                 break
         entered, out = regrouped(record, told, change.step, self._items, self._shares)
         self._enter(entered, change.rank)
@@ -311,7 +311,7 @@ class Followed(Generic[T]):
             self._now = now = self._first(self.epoch)
         elif joined or now.stretch.epoch == first.epoch:
             trained = self._trained(now)
-            ahead = now.drawn - trained  # a rank that was left out and has joined again keeps nothing of this
+            ahead = now.drawn - trained  # not kept by a rank that was left out and has joined again
             now.stretch, now.rank = first, rank
             now.before, now.drawn = now.before + trained, 0 if joined else ahead
             now.base = None if now.base is None else (-ahead if joined else 0) - self._count()

@@ -27,7 +27,7 @@ from .stores import KeyedLocks, Store, StoreError, StoreStats, ThreadLock, packa
 if TYPE_CHECKING:
     import lmdb
 
-with suppress(ImportError):  # Windows has none, where LMDBStore is refused
+with suppress(ImportError):  # Windows has no fcntl: LMDBStore is refused there
     import fcntl
 
 NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "afs", "glusterfs"}
@@ -53,7 +53,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_writing.__enter__,
         after_in_parent=partial(_writing.__exit__, None, None, None),
-        after_in_child=partial(_close_all, flush=False),  # those of the parent, before the child takes its own locks
+        after_in_child=partial(_close_all, flush=False),  # the parent's environments, before the child takes locks
     )
 
 

@@ -30,7 +30,7 @@ import numpy.typing as npt
 Costs = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
-WIDEST = 4096  # groups that are assigned one by one; the others, whose spread is small, at random and all at once
+WIDEST = 4096  # groups assigned one by one; other groups, of smaller spread, are assigned at random at once
 
 
 def by_cost(samples: Indices, costs: Costs, random_level: float, rng: np.random.Generator) -> Indices:
@@ -196,7 +196,7 @@ class Stretch:
     """A part of a pass in which the ranks stay the same. Its numbers decide who has which items."""
 
     epoch: int
-    behind: tuple[int, ...]  # by rank: the items that it trains in passes before this one
+    behind: tuple[int, ...]  # by rank: the number of items that it still trains in earlier passes
     done: Done = ()  # for each earlier stretch of this pass: the seats of all ranks
 
     def ended(self, seats: Sequence[Seat], behind: Sequence[int]) -> Stretch:
@@ -211,8 +211,8 @@ class Shares:
     def __init__(
         self,
         behind: Sequence[int],  # as in the stretch
-        samples: Indices,  # that nobody has trained in this pass
-        kept: Mapping[int, list[Indices]],  # by rank: the items that it has drawn before and not trained
+        samples: Indices,  # the samples that nobody has trained in this pass
+        kept: Mapping[int, list[Indices]],  # by rank: the items that it drew earlier and has not trained
         plan: Callable[[Indices, int], Sequence[Batches]],  # returns the steps of some ranks over some samples
     ) -> None:
         self.samples = samples
@@ -278,8 +278,8 @@ class Position:
     rank: int  # of this process in the stretch
     drawn: int = 0  # items of its queue
     before: int = 0  # items of this pass that it has trained before the stretch
-    over: bool = False  # more items were asked for than there are
-    base: int | None = None  # following: items trained, less those counted so far; None before the pass has begun
+    over: bool = False  # the iterator was asked for more items than there are
+    base: int | None = None  # following: items trained minus `_count()`; None before the pass begins
     origin: int | None = None  # as in `Record`, of a pass that no change has divided
 
 
@@ -302,9 +302,9 @@ class Told:
 
 def regrouped(
     record: Record,  # of the group before
-    told: Sequence[Told],  # by the ranks of the new group; one whose version is not that of the record has joined
+    told: Sequence[Told],  # by new rank; a rank whose version is not that of the record has joined
     step: int,  # the optimizer steps made
-    per_step: int,  # the items that a rank trains in each
+    per_step: int,  # the items that a rank trains in a step
     shares: Callable[[Stretch], Shares],
 ) -> tuple[Record, dict[int, int]]:
     """Return the record of the new group, and {epoch: number of items of lost ranks that nobody trains}.

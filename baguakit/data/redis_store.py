@@ -101,7 +101,7 @@ class RedisStore(Store):
 
     def _connect(self) -> None:
         self._redis = redis = package("redis", "RedisStore")
-        self._away = [(0.0, "")] * len(self._urls)  # the time of the next request to a server, and its last error
+        self._away = [(0.0, "")] * len(self._urls)  # by server: the time of the next request, and the last error
         self._clients = []
         retry = redis.retry.Retry(redis.backoff.NoBackoff(), 1)  # the server may have closed an idle connection
         options = {"socket_timeout": self.timeout, "socket_connect_timeout": self.timeout, **self._options}
@@ -180,7 +180,7 @@ class RedisStore(Store):
         try:
             yield
         finally:
-            with suppress(*failures):  # it expired or the server failed: the lock is free
+            with suppress(*failures):  # the lock has expired, or the server has failed: it is free
                 if held:
                     lock.release()
 

@@ -49,7 +49,7 @@ class Carrying:
     survivors: Sequence[int]  # the ranks that come from the latest round
     holders: Sequence[int] = ()  # the ranks that keep their own state
     rounds: Sequence[int] = ()
-    steps: int = 0  # that the survivors have made in the round before
+    steps: int = 0  # the steps that the survivors made in the previous round
 
     def fill(self) -> None:
         """Set weights, buffers and optimizer state to the state in which the round begins. Collective."""

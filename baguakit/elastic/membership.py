@@ -29,7 +29,7 @@ from .rounds import PROGRESS, Left, Rounds, log, run
 
 FIRST_STEPS = 3.0  # seconds for the first steps of a round
 GLOO = re.compile(r"(Gloo \w+ failed|\[\S*gloo/\S+:\d+\])")  # how errors of gloo begin
-FRUITLESS = 3  # regroups without a step between them, and with nobody lost, after which the error is raised
+FRUITLESS = 3  # regroups in a row, without a step or a lost rank, after which the error is raised
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ class Membership(Rounds):
             except ValueError as differs:
                 refused += 1
                 for engine in self._engines:
-                    engine.make_setup(engine.make)  # raises what cannot work here, such as pairs of an odd number
+                    engine.make_setup(engine.make)  # raises if this group cannot work, such as pairs of an odd number
                 # A rank that has joined may have attached something else: it raises, and will be gone.
                 if refused == FRUITLESS or self.round is None or self.round.rank not in self.round.survivors():
                     raise
@@ -204,7 +204,7 @@ class Membership(Rounds):
                     if time.monotonic() > says:
                         says = time.monotonic() + PROGRESS
                         log.warning("%s cannot reach %s, and all meet again: %s", self.name, cut, again)
-                    time.sleep(self.settings.keep_alive)  # so that they do not meet many times in a second
+                    time.sleep(self.settings.keep_alive)  # so that ranks do not meet many times in a second
 
     def _names(self) -> list[str]:
         return [] if self.round is None else [member.name for member in self.round.members]

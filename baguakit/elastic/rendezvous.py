@@ -95,7 +95,7 @@ class Member:
 
     name: str  # host, process number and a random part
     latest: int  # the number of the latest round in which it had a whole state; 0: it has none
-    rank: int  # in that round
+    rank: int  # its rank in that round
     door: str = ""  # its address
     agreed: str = ""  # the settings that must be equal
     cut: list[str] | None = None  # the names of members that do not answer at their doors; None while it does not say
@@ -148,7 +148,7 @@ class Rendezvous:
         self._places = {member.name: rank for rank, member in enumerate(self.before)}
         self._old = me.name in self._places
         self._counts, self._knocks = Counts(), Knocks()
-        self._over: float | None = None  # when the round before was seen to be over
+        self._over: float | None = None  # when this process saw that the previous round was over
         self._enough: float | None = None  # when the least had come
 
     def wait(self, look: Callable[[], None]) -> tuple[Member, ...]:
@@ -234,16 +234,16 @@ class Rendezvous:
             if not self.last.check(["over"]):
                 if any(self._beats_on(r, now) for r in range(len(self.before))):
                     return False
-                tell_broken(self.last, "all its ranks are gone")  # if they are only slow, they hear it and come
+                tell_broken(self.last, "all its ranks are gone")  # ranks that are only slow hear of it, and come
             self._over = self._over or now
             missing = [r for name, r in self._places.items() if name not in names]
-            sure = len(missing) == len(self.before)  # without any of them training would begin anew
+            sure = len(missing) == len(self.before)  # without any of them, training would begin from the start
             if any(self._expected(r, now, sure) for r in missing):
                 return False
         if len(kept) < self.settings.least:
             return False
         self._enough = self._enough or now
-        on = not names.isdisjoint(self._places)  # a training that goes on waits for nobody else
+        on = not names.isdisjoint(self._places)  # a running training does not wait for new processes
         return on or len(kept) >= self.settings.most or now - self._enough >= self.settings.last_call
 
     def _expected(self, r: int, now: float, sure: bool) -> bool:
@@ -327,7 +327,7 @@ class Pause:
 
     def heard(self) -> None:
         """Read the plan, and tell the others the step of this rank. Called on the thread that hears of the plan."""
-        self.plan = json.loads(self.round.store.get("plan"))  # first: a step that ends now waits for what all say
+        self.plan = json.loads(self.round.store.get("plan"))  # first, so that a step that ends now waits for all
         self.round.store.set(f"at/{self.round.rank}", str(self.step()))
 
     def due(self, step: int) -> bool:

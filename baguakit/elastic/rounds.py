@@ -28,8 +28,8 @@ from .rendezvous import Counts, Member, Pause, Rendezvous, Round, Settings, dele
 
 log = logging.getLogger("baguakit")
 
-ANSWER = timedelta(seconds=10)  # that the store may take to answer
-SLOWEST_MESSAGE = timedelta(minutes=10)  # a part of the state of a rank, to one that joins
+ANSWER = timedelta(seconds=10)  # the time in which the store must answer
+SLOWEST_MESSAGE = timedelta(minutes=10)  # the timeout of a part of the state for a rank that joins
 LOOK = 0.1  # seconds between two looks for news of the round
 FEW = 10  # keys of old rounds that are deleted at each look
 STANDS = 5.0  # seconds that training may stand still when a round ends, if no attachment sets a timeout
@@ -56,7 +56,7 @@ class Search:
 
     where: str  # "host:port" of the store
     failed: str = ""  # why the store cannot be reached
-    over: bool = False  # nobody waits for it any more
+    over: bool = False  # nobody waits for the search any more
     meeting: Rendezvous | None = None  # the latest one
     looked: float = field(default_factory=time.monotonic)  # when the store last answered or failed
 
@@ -115,7 +115,7 @@ class Rounds:
         self.cut = ""  # a sentence about the ranks that were left out when this round began
         self._store: Any = None
         self._stuck: float | None = None  # the time since which rounds have ended without a step
-        self._number = 0  # of the latest round that this process knows
+        self._number = 0  # the number of the latest round that this process knows
         self._latest = (0, 0)  # the number of the latest round with a whole state, and the rank in it
         self._past = False  # whether there are process groups of rounds that are over
         self._monitors: list[Monitor] = []
@@ -302,7 +302,7 @@ class Rounds:
         after, counts, knocks = round.members[(round.rank + 1) % round.size], Counts(), Knocks()
         beaten, ends = 0.0, float("inf")
 
-        def breaks(why: str) -> None:  # on a thread, since an abort takes seconds, and this one beats meanwhile
+        def breaks(why: str) -> None:  # an abort takes seconds, and this thread must go on beating
             run(partial(self.broken, round, why), "broken")
 
         try:
@@ -311,7 +311,7 @@ class Rounds:
                 now = time.monotonic()
                 for _ in islice(old, FEW):  # the beats go on meanwhile
                     pass
-                if now > ends:  # all wait for a process that lives, even if its training stands still
+                if now > ends:  # otherwise all would wait for a process whose training stands still
                     store.set(f"gone/{round.rank}", "its training stands still")
                     return
                 if ends == float("inf") and store.check(["broken" if pausing.plan else "told"]):

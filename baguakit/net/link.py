@@ -25,7 +25,7 @@ LAYOUTS: tuple[Layout, ...] = tuple(
 )
 PORT = 29640
 HELLO, COUNT = b"baguakit link 1\n", struct.Struct("!Q")
-BUFFER, TIMEOUT = 1 << 18, 30.0  # bytes of a flow; seconds to wait for the other side
+BUFFER, TIMEOUT = 1 << 18, 30.0  # bytes of a flow's buffer; seconds to wait for the other side
 MOST_FLOWS, HELLO_TIMEOUT = 128, 5.0  # flows of a server, twice as many as NCCL uses; seconds to wait for a hello
 
 

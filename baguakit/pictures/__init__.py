@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["consensus_decay", "error_histogram", "roofline", "score_by_bytes"]
 
 LONGEST = 4096  # rounds of the longest period for which the spectral gap is computed
-ROUNDING = 1e-8  # of the first distance: smaller distances are rounding errors of fp32
+ROUNDING = 1e-8  # relative to the first distance: smaller distances are rounding errors of fp32
 ACROSS, BINS = 3, 81  # histograms beside each other, and bars in one
 
 # Okabe and Ito's colours without yellow, which is hard to see on white: dark and light in turn.

@@ -152,7 +152,7 @@ class Ranks:
         check_open_files(self.size)
         self._launcher, self._closed, self._processes = launcher(), False, []
         self._end = weakref.finalize(self, end, self._launcher, self._processes, os.getpid())
-        with socket.create_server((HOST, 0)) as server:  # of torch's store, which would listen on all interfaces
+        with socket.create_server((HOST, 0)) as server:  # for torch's store, which would else listen on all interfaces
             for rank in range(self.size):
                 files = [server.fileno()] * (rank == 0)
                 self._processes.append(Process(rank, self._launcher, self._screen, files))
@@ -206,7 +206,7 @@ class Ranks:
         for process in self._processes:
             readers[process.control] = partial(hear, process)
             readers.update((stream.file, stream.read) for stream in process.streams)
-            with contextlib.suppress(OSError):  # of a process that has ended, as `hear` finds
+            with contextlib.suppress(OSError):  # the process has ended, as `hear` will find
                 send(work, [process.control])
         hurried = False
         try:
@@ -230,7 +230,7 @@ class Ranks:
 
     def _show_stacks(self, ranks: Collection[int]) -> None:
         """Make ranks print their stacks to stderr."""
-        if self._launcher.usable:  # it keeps the process ids of ranks that have ended
+        if self._launcher.usable:  # while it runs, ids of ended ranks are not reused
             for rank in ranks:
                 os.kill(self._processes[rank].pid, signal.SIGUSR1)
             time.sleep(STACK_SECONDS if ranks else 0)

@@ -50,10 +50,10 @@ PRELOADED = ("numpy", "torch", "torch.distributed", "torch._dynamo", "baguakit")
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 HOST, LOOPBACKS = "127.0.0.1", ("lo", "lo0")
 BEAT = 0.1  # seconds between two reports of progress
-FILES = 5  # the most descriptors of a message: its own, and what a rank that starts is given
+FILES = 5  # the most descriptors of a message: its own, and the files of a new rank
 
 _control: socket.socket | None = None  # of a rank: the socket to its caller
-_call = 0  # the number of the call that is under way; it changes between calls, too
+_call = 0  # it is increased when a call begins and when it ends
 _loops = itertools.count()
 
 
