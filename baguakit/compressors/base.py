@@ -13,7 +13,7 @@ from ..kernels.cpu import units
 from ..kernels.cpu.units import COMPILED_VALUES
 from ..kernels.operators import uploaded
 
-MOST = 1 << 48  # values of a row: what is more was not meant
+MOST = 1 << 48  # upper bound on the values of a row: larger numbers are mistakes
 FLOATS = (float32, torch.bfloat16, torch.float16, torch.float64)
 PROBE = COMPILED_VALUES + 16  # values in each of five rows: enough for every compiled path, whole blocks and a rest
 UNPADDED = COMPILED_VALUES - 1024  # of fewer values a CPU compiles nothing, even if they are padded for 1024 ranks

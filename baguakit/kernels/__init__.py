@@ -1,1 +1,1 @@
-"""Formats and fused updates: each file states its PyTorch definition, and its Triton kernels equal that definition."""
+"""Wire formats and fused updates. Each has a definition in PyTorch and Triton kernels that give the same bits."""

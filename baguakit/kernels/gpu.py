@@ -1,4 +1,4 @@
-"""Parts of kernels: the draws of `noise.py`, the rotation of `rotation.py`, loads and stores; and how they launch.
+"""Parts of kernels: random numbers as in `noise.py`, the rotation of `rotation.py`, loads and stores; and launches.
 
 Here and in all kernels, an argument in capitals is a constant of the compilation.
 """
@@ -14,16 +14,16 @@ from .noise import seed_words
 
 
 def tiled(n: int, tile: int) -> list[tuple[int, int, bool]]:
-    """Return (first, tiles, masked) of each launch over n values: the tiles that hold values throughout, and the last.
+    """Return (first, tiles, masked) of each launch over n values: one for full tiles, one for a partial last tile.
 
-    Only the last tile, where it reaches past the end, needs a mask: all others move whole lines of memory.
+    Only a partial last tile needs a mask. All other tiles move whole lines of memory.
     """
     whole, rest = divmod(n, tile)
     return [(0, whole, False)] * (whole > 0) + [(whole, 1, True)] * (rest > 0)
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
-    """Launch a kernel, if it has programs, on the device of its first argument, on which Triton would not by itself."""
+    """Launch a kernel, if it has programs, on the device of its first argument. Triton takes the current device."""
     if programs:
         device = arguments[0].device
         there = device.type != "cuda" or device.index == torch.cuda.current_device()  # as on a lane
@@ -32,18 +32,18 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
 
 
 def byte_of(ok: torch.Tensor | None) -> torch.Tensor | None:
-    """Return a bool, if there is one, as the byte that a kernel stores."""
+    """Return a bool tensor as a byte tensor, which a kernel can store to; None stays None."""
     return None if ok is None else ok.view(torch.uint8)
 
 
 def signed_words(key: int) -> tuple[int, int]:
-    """Return the seed's two words as the signed 32-bit numbers that a launch takes."""
+    """Return the two words of `seed_words(key)` as signed 32-bit numbers, which a launch takes."""
     seed, seed_high = map(signed, seed_words(key))
     return seed, seed_high
 
 
 def signed(word: int) -> int:
-    """Return a word of 32 bits as the signed integer of the same bits."""
+    """Return a 32-bit word as the signed integer with the same bits."""
     return word - (word >> 31 << 32)
 
 
@@ -80,7 +80,7 @@ def restore(x, signs_ptr):
 
 @triton.jit
 def butterflies(x):
-    """Apply H: each step takes the lowest bit of the places, and turns it to the highest."""
+    """Apply H. Each step combines pairs at the lowest bit of the position, and moves that bit to the top."""
     WIDTH: tl.constexpr = x.shape[0]
     BLOCKS: tl.constexpr = x.shape[1]
     for step in tl.static_range(13):
@@ -92,7 +92,7 @@ def butterflies(x):
 
 @triton.jit
 def rounded(x, dtype):
-    """Return fp32 values in a narrower type, rounded to nearest on GPUs and under Triton's interpreter alike."""
+    """Return fp32 values in a narrower type, rounded to nearest on GPUs and in Triton's interpreter."""
     if INTERPRETED and dtype == tl.bfloat16:  # the interpreter cuts bits off; a GPU rounds, as here
         bits = x.to(tl.uint32, bitcast=True)
         near = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16

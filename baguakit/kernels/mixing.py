@@ -1,14 +1,14 @@
-"""Received tensors brought into a tensor in one pass: a weighted mix, and the landing of an asynchronous result.
+"""Update a tensor from received tensors in one pass: a weighted mix, and the landing of an asynchronous result.
 
     mix    x ← w₀ x + Σ_k w_k y_k                              4 (k + 2) bytes a value in fp32
     land   x ← r where x = b, else x + (r − b)                 16 bytes a value in fp32
 
-Mixing is done in fp32 (fp64 for fp64), in the order of the tensors: w₀ x is rounded, then each product is added to the
-sum with one rounding for both (a fused multiply-add), and a narrower dtype is rounded to at the very end. Landing is
-done in the dtype of x, each operation rounded to it: where nothing has moved x since it was b, it becomes r to the
-bit; elsewhere what moved it is kept. A NaN equals nothing, so that it stays one.
+Mixing uses fp32 (fp64 for fp64), in the order of the tensors: w₀ x is rounded, then each product is added to the sum
+with one rounding for both (a fused multiply-add). A narrower dtype is rounded to only at the end. Landing uses the
+dtype of x, and each operation rounds to it. If x still equals b, it becomes r bit for bit; otherwise the change of x
+since b is kept. A NaN equals nothing, so that it stays NaN.
 
-This file is the definition, and what CPU tensors take; `mixing_gpu.py` holds the same arithmetic for GPUs.
+This file is the definition, which CPU tensors use; `mixing_gpu.py` has the same arithmetic for GPUs.
 """
 
 from collections.abc import Sequence
@@ -36,7 +36,7 @@ def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float]) -> None:
 def land_(x: Tensor, result: Tensor, before: Tensor, good: Tensor | None = None) -> None:
     """Land a result:  x ← result where x equals `before`, else x + (result − before), which keeps later changes.
 
-    If the bool `good` is False, x stays as it is.
+    If the bool `good` is False, x does not change.
     """
     for run in _runs(x, RUN):
         now, then = x[run], before[run]
@@ -45,7 +45,7 @@ def land_(x: Tensor, result: Tensor, before: Tensor, good: Tensor | None = None)
 
 
 def _runs(x: Tensor, length: int) -> list[Any]:
-    """Return the runs of a row; a short row, or a tensor of any other shape, is one run."""
+    """Return the parts of a long row. A short row, or a tensor of any other shape, is one part."""
     if x.dim() != 1 or len(x) <= length:
         return [...]
     return [slice(i, i + length) for i in range(0, len(x), length)]

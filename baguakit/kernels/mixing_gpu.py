@@ -18,14 +18,14 @@ MOST = 8  # tensors mixed in by one launch
 
 @triton.jit
 def wide(x):
-    """Return values in the type in which they are added."""
+    """Return values in the dtype of the sum."""
     return x if x.dtype == tl.float64 else x.to(tl.float32)
 
 
 @triton.jit
 def places(first, TILE, MASKED):
     at = (first + tl.program_id(0)).to(tl.int64) * TILE + tl.arange(0, TILE)
-    # Masked values move one by one: neighbours then belong to neighbouring threads, unless Triton expects more.
+    # Masked values move one by one, so adjacent values should belong to adjacent threads: promise no alignment.
     return tl.multiple_of(at, 1) if MASKED else at
 
 
@@ -44,7 +44,7 @@ def add(total, y_ptr, at, inside, weights_ptr, weight, k):
 
 @triton.jit
 def factor(weights_ptr, weight, k):
-    """Return a weight: it lies on the device, or is a number of the launch."""
+    """Return weight k: from the device if `weights_ptr` is given, else the number `weight` of the launch."""
     return tl.full((1,), weight, tl.float32) if weights_ptr is None else tl.load(weights_ptr + k)
 
 
@@ -54,7 +54,7 @@ def mix_kernel(
     weights_ptr, w0, w1, w2, w3, w4, w5, w6, w7, w8, n, first,
     SCALED: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Compute out ← w₀ x + Σ w_k y_k, or x + Σ w_k y_k where x is a sum already begun; absent tensors are None."""
+    """Compute out ← w₀ x + Σ w_k y_k, or x + Σ w_k y_k if x is a partial sum; absent tensors are None."""
     at = places(first, TILE, MASKED)
     inside = at < n if MASKED else None
     total = load(x_ptr + at, inside)
@@ -85,9 +85,9 @@ def land_kernel(x_ptr, result_ptr, before_ptr, good_ptr, n, first, TILE: tl.cons
 
 
 def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float] | Tensor) -> None:
-    """Mix any number of tensors, `MOST` in a launch; a sum that goes on is kept in the type in which it is added."""
+    """Mix any number of tensors, `MOST` in a launch. Between launches, the sum keeps its wide dtype."""
     if x.dtype == torch.float64 and not isinstance(weights, Tensor):
-        # Triton takes a number for fp32. These are written by the device: a copy from the host would wait for it.
+        # Triton takes numbers as fp32, so fp64 weights are in a tensor. The device fills it: a copy would wait.
         weights = torch.stack([x.new_full((), weight) for weight in weights])
     begun = x
     for start in range(0, max(len(others), 1), MOST):

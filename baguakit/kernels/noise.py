@@ -1,4 +1,4 @@
-"""Counter-based random numbers: a draw depends on a key and a position, never on device, order or history."""
+"""Counter-based random numbers: a number depends on a key and a position only, not on device, order or history."""
 
 from torch import Tensor
 
@@ -12,14 +12,14 @@ def uniform(position: Tensor, seed: Tensor) -> Tensor:
 
 
 def _mix(h: Tensor) -> Tensor:
-    # The hash-prospector project's 32-bit finalizer of least bias; its factors are below 2³¹, so products fit int64.
+    # The 32-bit finalizer with the least bias of the hash-prospector project. Factors < 2³¹, so products fit in int64.
     h = ((h ^ (h >> 16)) * 0x21F0AAAD) & WORD
     h = ((h ^ (h >> 15)) * 0x735A2D97) & WORD
     return h ^ (h >> 15)
 
 
 def seed_words(key: int) -> tuple[int, int]:
-    """Spread `key` over two 32-bit words (SplitMix64), so that neighbouring keys share nothing."""
+    """Return two 32-bit words, a hash of `key` (SplitMix64), so that adjacent keys give unrelated words."""
     mask = (1 << 64) - 1
     z = ((key + 1) * 0x9E3779B97F4A7C15) & mask
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask

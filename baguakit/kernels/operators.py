@@ -1,8 +1,8 @@
-"""The operations of all families, by device: CUDA tensors take the kernels, all others the definition.
+"""All operations, dispatched by device: CUDA tensors use the kernels, all others the definition.
 
 What they do is said in full where they are defined, in `mixing.py`, `topk.py` and `blockwise/definition.py`. They are
-operators of torch where somebody records them, and plain calls where nobody does: a dispatch costs the host more than
-the launch of a kernel, on a thread that backward waits for.
+operators of torch if torch records them, and plain calls otherwise: a dispatch costs the host more than the launch of
+a kernel, on a thread that backward waits for.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,9 +27,9 @@ imported = cache(import_module)  # Triton is imported at the first kernel: where
 class Operator(Generic[Result]):
     """A function of a tensor and other arguments, called as an operator of torch where it is recorded.
 
-    It has no gradient: what calls it asks for none. `mutates` names the arguments that it overwrites, of which none has
-    a default: torch 2.11 looks for mutated arguments among those that are not. `fake` makes what has the shapes of its
-    results, if it has any; `name` is that of the operator, if not that of the function.
+    It has no gradient. `mutates` names the arguments that it overwrites. These have no defaults, because torch 2.11
+    does not find a mutated argument that is left out. `fake` returns tensors of the shapes of the results, if there are
+    results. `name` is the name of the operator, if it is not that of the function.
     """
 
     def __init__(
@@ -43,8 +43,8 @@ class Operator(Generic[Result]):
             self.registered.register_fake(fake)
 
     def __call__(self, x: Tensor, *arguments: Any) -> Result:
-        # Work is recorded, or stands for other work, under `torch.compile`, in a dispatch mode (`make_fx`,
-        # `FakeTensorMode`), and on a subclass of tensors.
+        # torch records calls under `torch.compile`, in a dispatch mode (`make_fx`, `FakeTensorMode`), and for
+        # subclasses of Tensor.
         modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
         recorded = torch.compiler.is_compiling() or type(x) is not Tensor or modes() > 0
         result: Result = (self.registered if recorded else self.function)(x, *arguments)
@@ -52,8 +52,8 @@ class Operator(Generic[Result]):
 
 
 def uploaded(x: Tensor, device: torch.device) -> Tensor:
-    """Return `x` on `device`. The host waits for nothing."""
-    # Unless it is pinned, the copy may wait for all that its stream has been given before. Dynamo need not know it.
+    """Return `x` on `device`, without blocking the host."""
+    # A copy from memory that is not pinned may wait for all earlier work of the stream. Dynamo does not trace this.
     if x.is_cpu and device.type == "cuda" and not torch.compiler.is_compiling():
         x = x.pin_memory()
     return x.to(device, non_blocking=True)
@@ -65,7 +65,7 @@ def is_dense(x: Tensor) -> bool:
 
 
 def _home(x: Tensor, family: str, *written: Tensor | None) -> Any:
-    """Return the module whose functions take `x`; kernels write unseen, so that what they overwrite is counted here."""
+    """Return the module whose functions take `x`. Autograd does not see writes of kernels: count them here."""
     if x.is_cuda:
         increment_version([each for each in written if each is not None])
     return imported(f".{family}_gpu" if x.is_cuda else f".{family}", __package__)
@@ -120,7 +120,7 @@ def _fake_compress(x: Tensor, format: str, block: int, residual: Tensor | None, 
 
 @partial(Operator, mutates={"residual"}, fake=_fake_compress)
 def compress(x: Tensor, format: str, block: int, residual: Tensor | None, key: int | None) -> Tensor:
-    """Return the packed rows of `x` (rows, n) in a format, here and below given by its name."""
+    """Return the packed rows of `x` (rows, n). Here and below, `format` is the name of a format."""
     home = _blockwise(format, x, "values", residual, "residual", key)
     packed: Tensor = home.compress(FORMATS[format], x, block, residual, key)
     return packed
@@ -157,7 +157,7 @@ def reduce(
 def _blockwise(format: str, read: Tensor, name: str, written: Tensor | None, its_name: str, more: Any = None) -> Any:
     """Return the module whose functions take these tensors; raise a ValueError if the two share memory.
 
-    Few values on a CPU take NumPy, if the format has its arithmetic for that; it does no `more` than copy them.
+    For few values on a CPU this is the format's NumPy module, if it has one and there is no need for `more` features.
     """
     if written is not None:
         a, b = written.data_ptr(), read.data_ptr()

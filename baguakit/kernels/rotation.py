@@ -1,16 +1,17 @@
-"""A randomised Hadamard transform of blocks, which spreads every value over all places of its block.
+"""A randomised Hadamard transform of blocks, which spreads every value over all positions of its block.
 
     rotated = H D x / 2ᵐ⁺¹       blocks of 2ᵐ values; D = diag(±1), the same for all blocks, ranks and rounds
     x       = 2 D H rotated
 
-Whatever the values were, of a rotated block each is a mean of all with random signs, and so nearly normal: few are far
-from the others, which is what a grid needs. H D / √2ᵐ is orthonormal, so that an error keeps its size. The signs follow
-from the place alone (`noise.py`, key 0): ranks add rotated blocks, and whoever reads them needs no key.
+Each rotated value is a mean of all values of the block with random signs. So rotated values are nearly normal for any
+distribution, and few are outliers, which suits a uniform grid. H D / √2ᵐ is orthonormal, so that the norm of an error
+does not change. The signs depend only on the position (`noise.py`, key 0): ranks can add rotated blocks, and decoding
+needs no key.
 
-H is applied in m steps, step d = 0, 1, … m − 1 to the pairs of places that differ by 2ᵈ: (a, b) → (a + b, a − b). The
-factors are powers of two; those less than one come before the first step, both ways, so that no sum overflows on its
-way and none is NaN: only in the last product, with 2ᵐ⁺¹, can a finite value become infinite, where it was within what
-its block loses of the largest fp32. `gpu.py` does the same.
+H is applied in m steps. Step d = 0, 1, … m − 1 maps pairs of positions that differ by 2ᵈ: (a, b) → (a + b, a − b). The
+factors are powers of two. Factors below one come before the first step, in both directions, so that no sum overflows or
+becomes NaN. Only the last product, with 2ᵐ⁺¹, can make a finite value infinite: if it differs from the largest fp32 by
+less than the error of its block. `gpu.py` does the same.
 """
 
 from functools import lru_cache
@@ -27,23 +28,23 @@ STEPS = 3  # taken at once: 2³ parts fit the registers of a CPU; with more, the
 def signs_of(width: int, device: torch.device) -> Tensor:
     """Return D of blocks of `width` values, as ±1 in fp32."""
     seed = torch.tensor(noise.seed_words(0), device="cpu")
-    # Made on the CPU and copied: the copy has ended when this returns, whichever stream reads it next.
+    # Made on the CPU and copied: the copy is complete at the return, so that any stream may read it.
     negative = noise.uniform(torch.arange(width), seed) >= 0.5
     return (1 - 2 * negative.float()).to(device)
 
 
 def rotate(x: Tensor, signs: Tensor) -> Tensor:
-    """Return blocks (…, width) of fp32 rotated, given the signs of their width."""
+    """Return fp32 blocks (…, width) rotated, given the signs for this width."""
     return _transformed(x * (signs * (0.5 / x.shape[-1])))
 
 
 def restore(x: Tensor, signs: Tensor) -> Tensor:
-    """Return what `rotate` was given, up to rounding."""
+    """Return the inverse of `rotate`, up to rounding."""
     return _transformed(x * (1 / x.shape[-1])) * (signs * (2 * x.shape[-1]))
 
 
 def _transformed(x: Tensor) -> Tensor:
-    """Return H x. Blocks become columns, so that all additions are of neighbours, and back."""
+    """Return H x. Blocks are transposed to columns and back, so that all additions are of contiguous rows."""
     blocks = x.reshape(-1, x.shape[-1])
     columns = in_memory(blocks.t())
     left = x.shape[-1].bit_length() - 1
@@ -61,6 +62,6 @@ def _transformed(x: Tensor) -> Tensor:
 
 
 def in_memory(x: Tensor) -> Tensor:
-    """Return a contiguous tensor, which Inductor writes to memory, and does not compute anew for each use."""
+    """Return a contiguous tensor. Inductor writes it to memory, and does not compute it again for each use."""
     x = x.contiguous()
     return x.as_strided(x.shape, x.stride())

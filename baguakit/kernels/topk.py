@@ -1,23 +1,23 @@
-"""The largest values of each chunk of a row by magnitude, each with its place, in the order of their places.
+"""The largest values of each chunk of a row by magnitude, with their positions, in the order of positions.
 
 A row of n values is cut in chunks of `chunk` values; the last one ends with the row. Of a chunk k values are kept:
 
     v         = x in fp32
-    size      = the bits of |v|, as an integer          of numbers in the order of their magnitude; a NaN is the largest
+    size      = the bits of |v|, as an integer          same order as the magnitude; a NaN is the largest
     threshold = the k-th largest size
-    kept      = all larger than the threshold, and of its equals the first
+    kept      = all larger than the threshold, and the first that are equal to it
     residual  = v − v where kept, else v                 0, or NaN where v is not finite
 
-It depends on the values alone: of equal magnitudes the first places are taken, on every device. All NaNs are of one
-size, and leave as 0x7fc00000.
+The result depends on the values alone: of equal magnitudes the first positions are kept, on every device. All NaNs have
+one size, and are sent as 0x7fc00000.
 
-A packed row is the places, in planes of whole bytes as codes of log₂(chunk) bits (`blockwise/format.py`), zeros up to a
-multiple of 16 bytes, and the values, in fp32 or as a compressor packs them. Rows are added one after another: the
-places of a row differ, so that within one the order does not matter.
+A packed row has the positions, as codes of log₂(chunk) bits in planes of whole bytes (`blockwise/format.py`), zeros up
+to a multiple of 16 bytes, and the values, in fp32 or as a compressor packs them. Rows are added one after another. The
+positions of a row differ, so that the order within a row does not matter.
 
-This file is the definition, and what CPU tensors take; `topk_gpu.py` finds the same for GPUs. NumPy's partition takes a
-tenth of the time of torch's. The few that may be kept are found first: a chunk is cut in groups, and k sizes or more
-reach the k-th largest of the groups' maxima, so that all that is kept is among them.
+This file is the definition, which CPU tensors use; `topk_gpu.py` gives the same result on GPUs. NumPy's partition takes
+a tenth of the time of torch's. Few candidates are found first: a chunk is cut in groups, and at least k sizes reach the
+k-th largest of the groups' maxima, so that all kept values are among them.
 """
 
 from collections.abc import Iterator
@@ -38,9 +38,9 @@ Bits = NDArray[np.int32]
 
 
 def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return the places in their chunks (rows, K), in int32, and the values in fp32 of what is kept of rows of values.
+    """Return the kept values (rows, K) of rows `x`: their positions in their chunks, int32, and the values, fp32.
 
-    `k` are kept of a whole chunk, and `rest` of a shorter one. `residual` (fp32, shape of `x`) receives all the others.
+    `k` values are kept of a full chunk, and `rest` of a shorter one. `residual` (fp32, shape of `x`) gets all others.
     """
     count = x.shape[1] // chunk * k + rest
     places = torch.empty(len(x), count, dtype=torch.int32, device=x.device)
@@ -61,7 +61,7 @@ def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = N
 
 
 def pieces(n: int, chunk: int, k: int, rest: int) -> Iterator[tuple[slice, slice, int, int]]:
-    """Yield columns of chunks of one width, the slots of what is kept of them, the width, and how many of a chunk."""
+    """Yield (columns of chunks of one width, slots of their kept values, the width, the number kept per chunk)."""
     whole = n // chunk
     for first in range(0, whole, PIECE // chunk):
         last = min(first + PIECE // chunk, whole)
@@ -71,7 +71,7 @@ def pieces(n: int, chunk: int, k: int, rest: int) -> Iterator[tuple[slice, slice
 
 
 def largest(sizes: Bits, k: int) -> NDArray[np.bool_]:
-    """Return which `k` ≥ 1 of each row of sizes are kept, as the equations say it."""
+    """Return a mask of the `k` ≥ 1 kept values of each row of sizes, as in the module docstring."""
     threshold = np.partition(sizes, sizes.shape[1] - k, axis=1)[:, -k, None]
     kept: NDArray[np.bool_] = sizes >= threshold
     if np.count_nonzero(kept) > k * len(kept):  # some equals are too many
@@ -81,7 +81,7 @@ def largest(sizes: Bits, k: int) -> NDArray[np.bool_]:
 
 
 def candidates(sizes: Bits, k: int) -> tuple[Bits, NDArray[np.int64]]:
-    """Return the sizes of each chunk among which are all that are kept, and their places, in rows filled with −1."""
+    """Return candidates that include all kept sizes of each chunk, in rows padded with −1, and their positions."""
     chunks, width = sizes.shape
     maxima, line = maxima_of(sizes, k)
     reached = np.minimum(np.partition(maxima, maxima.shape[1] - k, axis=1)[:, -k], INFINITY)
@@ -100,9 +100,9 @@ def candidates(sizes: Bits, k: int) -> tuple[Bits, NDArray[np.int64]]:
 
 
 def maxima_of(sizes: Bits, k: int) -> tuple[Bits, int]:
-    """Return the maxima of groups of each chunk, and the length of a group if it is a line of neighbours, else 1.
+    """Return the maxima of groups of each chunk, and the length of a group if its values are adjacent, else 1.
 
-    If little is kept, few lines hold it. Else groups are smaller, and spread over the chunk, whose maxima are faster.
+    Few kept values: groups are lines of adjacent values. Else groups are smaller and spread over the chunk (faster).
     """
     chunks, width = sizes.shape
     if 8 * k * LINE <= width and width % LINE == 0:
@@ -114,21 +114,21 @@ def maxima_of(sizes: Bits, k: int) -> tuple[Bits, int]:
 
 
 def values_at(count: int, chunk: int) -> int:
-    """Return where the values begin in a packed row of `count` of them."""
+    """Return the byte at which the values begin in a packed row of `count` values."""
     return packing.aligned(-(-count // 8) * (chunk.bit_length() - 1))
 
 
 def planes(packed: Tensor, count: int, chunk: int) -> tuple[tuple[Tensor, ...], int]:
-    """Return the planes of the places of `count` values, and the bits of a place."""
+    """Return the planes of the positions of `count` values, and the bits of a position."""
     bits = chunk.bit_length() - 1
     sizes = [-(-count // 8) * plane for plane in packing.planes_of(bits)]
     return torch.split(packed[:, : sum(sizes)], sizes, 1), bits
 
 
 def join_(packed: Tensor, places: Tensor, values: Tensor | None, chunk: int, ok: Tensor | None = None) -> None:
-    """Write places (rows, K), and values if given, to packed rows, and the zeros between them.
+    """Write positions (rows, K), zeros as padding, and values if given, to packed rows.
 
-    The bool `ok`, for `add_` to take back, becomes True: a launch less than to do so before.
+    Set the bool `ok` to True, which saves a launch; `add_` sets it to False if a mean is not finite.
     """
     if ok is not None:
         ok.fill_(True)
@@ -142,14 +142,14 @@ def join_(packed: Tensor, places: Tensor, values: Tensor | None, chunk: int, ok:
 
 
 def in_rows(places: Tensor, chunk: int, k: int) -> Tensor:
-    """Return where values are in their rows, of `places` (rows, K) in their chunks."""
+    """Return the positions in rows of values with the positions `places` (rows, K) in chunks."""
     count = places.shape[1]
     starts = torch.arange(0, -(-count // k) * chunk, chunk, device=places.device)
     return places + starts.repeat_interleave(k)[:count]
 
 
 def parts_of(packed: Tensor, values: Tensor | None, count: int, chunk: int, k: int) -> tuple[Tensor, Tensor]:
-    """Return the values of packed rows, unless they are given, and their places in the row: (rows, count) each."""
+    """Return the values of packed rows (or the given `values`) and their positions in the row: (rows, count) each."""
     places = packing.split(*planes(packed, count, chunk)).flatten(1)[:, :count]
     if values is None:
         values = packed[:, values_at(count, chunk) :].flatten().view(torch.float32).view(places.shape)
@@ -162,8 +162,8 @@ def add_(
 ) -> None:  # fmt: skip
     """Add packed rows, each times its weight, to `out` (n,), in fp32 at least; without weights, `out` ← their mean.
 
-    `values` (rows, K) are those of the rows, if they are not in fp32 there. Of a mean that is not finite, the bool `ok`
-    becomes False.
+    `values` (rows, K) are given if the packed rows do not hold them in fp32. The bool `ok` becomes False if the mean is
+    not finite.
     """
     if weights is None:
         out.zero_()

@@ -1,9 +1,9 @@
 """The k largest values of each chunk on GPUs: the same bytes as in the definition, without a wait for the host.
 
-A program that selects holds a chunk in registers: it reads each value once, finds the threshold by bisection, and
-writes what it keeps. The bisection begins between the least and the largest of the maxima of neighbours, and ends as
-soon as exactly k values are as large as a candidate: after ten counts of most chunks, and 31 at the most. A program
-that adds takes one chunk of all rows, and waits after each row until all its threads have added theirs.
+A program that selects holds a chunk in registers. It reads each value once, finds the threshold by bisection, and
+writes the kept values. The bisection begins between the smallest and the largest of the maxima of adjacent values. It
+ends when exactly k values reach the candidate: after ten counts for most chunks, and 31 at most. A program that adds
+takes one chunk of all rows, and after each row waits until all its threads have added their values.
 """
 
 from typing import Any
@@ -21,21 +21,21 @@ NAN = tl.constexpr(topk.NAN)
 NEIGHBOURS = tl.constexpr(16)
 TILE = 512  # places that a program packs
 ZEROS = {torch.bfloat16: 16, torch.float16: 13}  # the lowest bits of a size
-# Of a thread, at the most: three programs of the longest chunk then share a multiprocessor of NVIDIA's, so that one
-# computes while others read. Some values are spilled, and yet an H100 takes 0.6 of the time with a residual.
+# The largest number of registers per thread. Three programs of the longest chunk then share a multiprocessor, so that
+# one computes while others read. Some values are spilled, but an H100 takes 0.6 of the time with a residual.
 REGISTERS = 80
 
 
 @triton.jit
 def divided(at, left):
-    """Return which values lie in groups of four that are all there, and move together, and which others are there."""
+    """Return two masks: values in complete groups of four, which move together; and the other existing values."""
     whole = at // 4 * 4 + 3 < left
     return whole, (at < left) & ~whole
 
 
 @triton.jit
 def load(chunk_ptr, left, CHUNK):
-    """Return a chunk of values in fp32, zeros behind the `left` that are there."""
+    """Return a chunk of values in fp32, with zeros after the `left` existing values."""
     at = tl.arange(0, CHUNK)
     if left == CHUNK:
         v = tl.load(chunk_ptr + at).to(tl.float32)
@@ -59,7 +59,7 @@ def store(chunk_ptr, v, left, CHUNK):
 
 @triton.jit
 def threshold_of(size, k, CHUNK):
-    """Return the largest size that `k` reach, or one that exactly `k` reach."""
+    """Return the largest size that at least `k` values reach, or any size that exactly `k` values reach."""
     maxima = tl.max(tl.reshape(size, (CHUNK // NEIGHBOURS, NEIGHBOURS)), 1)
     low, high = tl.where(k <= CHUNK // NEIGHBOURS, tl.min(maxima), 0), tl.max(maxima) + 1
     reached = k + 1
@@ -101,7 +101,7 @@ def join_kernel(
     packed_ptr, places_ptr, values_ptr, ok_ptr, row_bytes, values_at, count, tiles,
     BITS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    # Value i of a row is in byte i mod w of a plane of w bytes, in bits that ⌊i / w⌋ says.
+    # Value i of a row is in byte i mod w of a plane of w bytes; ⌊i / w⌋ gives its bits in the byte.
     row = (tl.program_id(0) // tiles).to(tl.int64)
     at = (tl.program_id(0) % tiles).to(tl.int64) * TILE + tl.arange(0, TILE)
     packed_ptr += row * row_bytes
@@ -184,18 +184,18 @@ def add_kernel(
 
 
 def options_of(chunk: int) -> dict[str, Any]:
-    """Return the options with which the kernel is launched."""
+    """Return the launch options of the kernel."""
     return {"num_warps": max(1, chunk // 512)} | ({} if torch.version.hip else {"maxnreg": REGISTERS})
 
 
 def slots_of(chunk: int) -> dict[str, int]:
-    """Return the constants with which rows are added: a slot for each thread, which then writes what it has read."""
+    """Return the constants for adding rows: one slot per thread, so that a thread writes the values that it read."""
     threads = options_of(chunk)["num_warps"] * (64 if torch.version.hip else 32)
     return {"CHUNK": chunk, "SLOTS": threads, "BITS": chunk.bit_length() - 1}
 
 
 def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Launch the kernel, with the arguments and results of the definition."""
+    """Launch the kernel. Arguments and results are those of the definition."""
     x = x.contiguous()
     rows, n = x.shape
     places = torch.empty(rows, n // chunk * k + rest, dtype=torch.int32, device=x.device)

@@ -1,1 +1,1 @@
-"""The wire formats in blocks: what they share, and each beside the same in Triton."""
+"""The blockwise wire formats: their common parts, and for each its definition and its Triton functions."""

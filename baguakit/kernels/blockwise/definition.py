@@ -1,7 +1,7 @@
 """The operations of all blockwise formats: packing, unpacking, adding and averaging rows of values.
 
-This file is the definition, and what CPU tensors take; `gpu.py` does the same on GPUs, and gives the same
-bytes. The definition divides by tensors, because CUDA multiplies by the inverse of a number.
+This file is the definition, which CPU tensors use; `gpu.py` does the same on GPUs, and gives the same bytes. The
+definition divides by tensors and not by numbers: for a number, CUDA would multiply by its inverse.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from ..cpu.inductor import piecewise
 from ..rotation import in_memory, restore, rotate, signs_of
 from .format import Format, Run, join_, planes_of, split, stripes
 
-# What is done to a run of blocks, overwriting tensors: the units that a CPU compiles. To measure is one of its own
-# because Inductor would otherwise do again for each value what is done once for a block. The *parts* of rows are
-# headers and, by plane, codes.
+# In-place functions on a run of blocks: the units, each compiled separately on a CPU. `measure_` is separate because
+# Inductor would otherwise repeat the work of a block for each of its values. The *parts* of a row are its headers, and
+# its codes by plane.
 
 
 def measure_(header: Tensor, scale: Tensor, x: Tensor, format: Format, *draws: Tensor) -> None:
@@ -53,7 +53,7 @@ def unpack_(out: Tensor, signs: Tensor | None, format: Format, *parts: Tensor) -
 
 
 def accumulate_(total: Tensor, weights: Tensor, format: Format, *parts: Tensor) -> None:
-    """Add rows, whose parts come in turn, each times its weight."""
+    """Add packed rows to `total`, each times its weight. The parts of the rows are given one row after another."""
     value = stripes(total, format.bits)
     count = 1 + len(planes_of(format.bits))
     for row in range(len(parts) // count):
@@ -74,12 +74,12 @@ def add_loss_(residual: Tensor, x: Tensor, times: Tensor, signs: Tensor | None, 
 
 
 def _values(format: Format, header: Tensor, *codes: Tensor) -> Tensor:
-    """Return the values of blocks in the stripes of their codes: neighbours in memory are neighbours for a CPU."""
+    """Decode blocks. The result keeps the order of stripes in the packed codes, which a CPU can vectorise."""
     return format.decode(split(codes, format.bits), header.unsqueeze(-2))
 
 
 def _restored(striped: Tensor, signs: Tensor | None) -> Tensor:
-    """Return what blocks were before they were rotated, if they were: both in stripes."""
+    """Undo the rotation of blocks, if there was one. Input and result are in stripes."""
     return striped if signs is None else restore(in_memory(striped.flatten(-2)), signs).reshape(striped.shape)
 
 
@@ -95,7 +95,7 @@ def _write_(out: Tensor, striped: Tensor, format: Format) -> None:
 
 
 def compress(format: Format, x: Tensor, block: int, residual: Tensor | None = None, key: int | None = None) -> Tensor:
-    """Return the packed rows of `x` (rows, n); `residual` (fp32, same shape) receives what they lost."""
+    """Return the packed rows of `x` (rows, n); `residual` (fp32, same shape) receives the error of packing."""
     rows, n = x.shape
     layout = format.layout(n, block)
     packed = layout.empty(rows, x.device)
@@ -128,7 +128,7 @@ def decompress_(format: Format, out: Tensor, packed: Tensor, block: int, ok: Ten
 def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: int) -> None:
     """Add the packed rows, each times its weight (fp32), one after another to `out` (n,), all in fp32.
 
-    Rotated rows are added to zeros, and what they restore to is added to `out`.
+    Rotated rows are summed from zero; the rotation of the sum is then undone, and the result is added to `out`.
     """
     rows, n = packed.shape[0], out.shape[0]
     for run in format.layout(n, block).runs:
@@ -150,8 +150,8 @@ def reduce(
 ) -> Tensor:  # fmt: skip
     """Return the mean of the packed rows, summed in their order and divided by their number, packed again.
 
-    To `residual` (fp32, (n,)) is added the number of rows times what the second packing lost. The bool `ok`, for
-    `decompress_` to take back, becomes True: a launch less than to do so before.
+    Add to `residual` (fp32, (n,)) the error of the second packing, times the number of rows. Set the bool `ok` to True,
+    which saves a launch; `decompress_` sets it to False if a value is not finite.
     """
     layout, rows = format.layout(n, block), packed.shape[0]
     sent = layout.empty(1, packed.device)
@@ -184,7 +184,7 @@ def _pack_(
 def _add_rows_(
     format: Format, run_unit: units.RunUnit, total: Tensor, run: Run, packed: Tensor, weights: Tensor
 ) -> None:
-    """Add the rows to `total`: four in one pass over it, or one."""
+    """Add the rows to `total`: four in one pass while four are left, then one in each pass."""
     first, rows = 0, len(weights)
     while first < rows:
         last = first + 4 if first + 4 <= rows else first + 1
@@ -196,9 +196,9 @@ def _add_rows_(
 def _tools(
     format: Format, run: Run, rows: int, n: int, values: Tensor, beside: Tensor | None
 ) -> tuple[units.RunUnit, Tensor | None, bool]:
-    """Return what runs units on a run of rows, the signs of rotated ones, and whether it takes all rows together.
+    """Return the function that runs units on a run, the signs of its rotation, and whether it takes all rows at once.
 
-    Single blocks run as written. Together saves calls; but compiled units know two dimensions.
+    Single blocks run uncompiled. One call for all rows is cheaper, but compiled units take two dimensions only.
     """
     contiguous = values.is_contiguous() and (beside is None or beside.is_contiguous())
     compiled = run.height > 1 and values.is_cpu and contiguous

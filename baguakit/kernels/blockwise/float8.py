@@ -1,25 +1,25 @@
-"""Eight bits a value: a float8 number, and a power of two for each block of them.
+"""Eight bits per value: a float8 number, and a power of two for each block.
 
     s    = the smallest power of two with max |x| / s ≤ largest, within the bounds below
-    code = float8(x / s)                             to the nearest, ties to even; past the largest, the largest
-    x′   = the number that the code means · s        |x′ − x| ≤ max(|x| / 2ᵐ⁺¹, s · 2ᵉ⁻ᵐ / 2)
+    code = float8(x / s)                             to the nearest, ties to even; clamped to the largest
+    x′   = the number of the code · s                |x′ − x| ≤ max(|x| / 2ᵐ⁺¹, s · 2ᵉ⁻ᵐ / 2)
 
     format   m   e     largest          least number, 2ᵉ⁻ᵐ
     e4m3     3   −6    448 = 1.75·2⁸    2⁻⁹                    (torch.float8_e4m3fn)
     e5m2     2   −14   57344 = 1.75·2¹⁵ 2⁻¹⁶                   (torch.float8_e5m2)
 
-A power of two divides without rounding, so the cast is the only thing that is lost, and takes one byte, s · 2¹²⁷ as an
-exponent (E8M0 of the OCP Microscaling Formats, v1.0, 2023): 8.0625 bits a value in blocks of 128. It costs at most one
-of the format's 18 (e5m2: 32) powers of two below the largest, and no precision above. Zeros keep their sign. s is at
-least 2ᵐ⁻ᵉ⁻¹²⁶, so that every x′ but zero is a normal number, which devices that flush subnormals read the same; and at
-most 2¹¹⁹ (2¹¹²), so that a finite value reads as a finite one: what exceeds 1.75 · 2¹²⁷ reads as that. A block that
-holds a NaN or an infinity takes the byte 255 and codes 0, and reads as NaN throughout.
+Division by a power of two is exact, so only the cast rounds. s takes one byte, the exponent of s · 2¹²⁷ (E8M0 of the
+OCP Microscaling Formats, v1.0, 2023): 8.0625 bits a value in blocks of 128. Of the format's 18 (e5m2: 32) powers of two
+below the largest value, at most one is lost; large values lose no precision. Zeros keep their sign. s is at least
+2ᵐ⁻ᵉ⁻¹²⁶, so that every x′ but zero is a normal number, and devices that flush subnormals decode the same. s is at most
+2¹¹⁹ (2¹¹²), so that finite values decode to finite values: larger ones than 1.75 · 2¹²⁷ decode to 1.75 · 2¹²⁷. A block
+with a NaN or an infinity has the byte 255 and codes 0, and all its values decode to NaN.
 
-Rounding by draws is unbiased: of the two neighbours of |x| / s the larger one is taken with a probability that is
-|x| / s's distance from the smaller in parts of theirs.
+Random rounding is unbiased: for |x| / s between two neighbours a < b, b is taken with the probability
+(|x| / s − a) / (b − a).
 
-This file is the definition, with torch's casts; `float8_gpu.py` does the same by integers, because neither older
-GPUs nor Triton's interpreter cast as torch does:
+This file is the definition, with torch's casts. `float8_gpu.py` computes the same with integers, because casts on older
+GPUs and in Triton's interpreter differ from torch's:
 
     f    = max(exponent of |x / s| − e + 1, 1)       the exponent's field
     k    = |x / s| · 2ᵐ⁻ᵉ⁻ᶠ⁺¹, rounded               2ᵐ ≤ k ≤ 2ᵐ⁺¹, or less where f = 1
@@ -37,7 +37,7 @@ MANTISSA = 0x600000  # of 1.75, that of the largest number in both formats
 
 
 class Float8Format(Format):
-    """The two formats of this file, of m bits of mantissa and e, the exponent of the smallest normal number."""
+    """The two formats of this file: m bits of mantissa; e is the exponent of the smallest normal number."""
 
     bits = 8
     header = (torch.uint8, 1)
@@ -46,7 +46,7 @@ class Float8Format(Format):
         super().__init__(f"float8_e{7 - m}m{m}")
         self.dtype, self.m, self.e = dtype, m, e
         self.exponent = round(torch.finfo(dtype).max / 1.75).bit_length() - 1  # of the largest number
-        # The bounds of the field of s: that 2ᵉ⁻ᵐ · s is normal, and the largest number times s finite.
+        # The bounds of the exponent field of s: 2ᵉ⁻ᵐ · s must be normal, and the largest number times s finite.
         self.fields = 1 + m - e, BIAS + 127 - self.exponent
         self.numbers = m, e, (self.exponent - e + 1 << m) + 3 * (1 << m) // 4  # the code of the largest number
 

@@ -1,4 +1,4 @@
-"""The arithmetic of `float8.py` for GPUs, whose docstring states the formats. A word is the exponent's field of s."""
+"""The arithmetic of `float8.py` for GPUs; see there for the formats. A word is the exponent field of s."""
 
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
@@ -45,7 +45,7 @@ def encode(x, word, scale, draw, FORM):
 @triton.jit
 def decode(codes, word, FORM):
     M: tl.constexpr = FORM[M_AT]
-    # A code is fp32 with fewer bits for the exponent, and so off by a power of two.
+    # The bits of a code, read as fp32, are wrong only by a power of two: the exponent has fewer bits.
     bits, field = codes.to(tl.int8, bitcast=True).to(tl.int32), word.to(tl.int32)
     small = (bits << (23 - M)) & (-0x80000000 | 0x7F << (23 - M))
     s = tl.where(field == 255, NAN, power(field))

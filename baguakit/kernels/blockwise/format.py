@@ -1,4 +1,4 @@
-"""Formats in blocks: the layout of their rows, values in blocks and blocks in bytes; and their interface."""
+"""Blockwise formats: the layout of packed rows in blocks and bytes, and the interface of a format."""
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# The number of values, about, that a unit takes at once. With fewer, calls cost more than caches save.
+# The approximate number of values that a unit processes at once. With fewer, calls cost more than caches save.
 RUN = 1 << 20
 
 
@@ -24,7 +24,7 @@ def planes_of(bits: int) -> tuple[int, ...]:
 
 
 class Run(NamedTuple):
-    """Neighbouring blocks of one width."""
+    """Adjacent blocks of one width."""
 
     columns: slice  # their values in a row
     width: int  # of a block, as it is stored
@@ -38,13 +38,13 @@ class Run(NamedTuple):
         return rows[..., self.columns].view(*rows.shape[:-1], self.height, self.width - self.missing)
 
     def parts_of(self, rows: Tensor) -> list[Tensor]:
-        """Return the headers (…, blocks, numbers) of this run in packed rows, and its codes by plane: views."""
+        """Return views of this run in packed rows: the headers (…, blocks, numbers), and the codes of each plane."""
         headers, *codes = [rows[..., part].unflatten(-1, (self.height, -1)) for part in self.bytes]
         return [headers.view(self.dtype), *codes]
 
 
 class Layout(NamedTuple):
-    """The bytes of a packed row: the planes of its codes, its headers, and zeros behind each up to a multiple of 16."""
+    """The bytes of a packed row: the planes of its codes, then its headers, each padded to a multiple of 16 bytes."""
 
     row: int  # the number of bytes
     header_at: int  # where the headers begin
@@ -52,21 +52,21 @@ class Layout(NamedTuple):
     runs: tuple[Run, ...]  # the blocks of a row, whole ones first
 
     def empty(self, rows: int, device: torch.device) -> Tensor:
-        """Return memory for packed rows; what no code or header fills is zero."""
+        """Return memory for packed rows. The padding is zero."""
         packed = torch.empty(rows, self.row, dtype=torch.uint8, device=device)
         for part in self.zeros:
             packed[:, part].zero_()
         return packed
 
 
-# A block of w values with 8 / bits to a byte is cut in as many stripes of ⌈w · bits / 8⌉ values, the last padded with
-# zeros, and byte i holds value i of every stripe, the first stripe's lowest. Neighbouring bytes thus hold neighbouring
-# values: a thread that reads 16 bytes of values in each stripe writes whole words of codes and shuffles nothing. Codes
-# of 3, 5, 6 or 7 bits are cut in planes of 4, 2 and 1, the lowest bits first.
+# A byte holds 8 / bits codes. A block of w values is cut in 8 / bits stripes of ⌈w · bits / 8⌉ values; the last stripe
+# is padded with zeros. Byte i holds value i of every stripe, the first stripe in the lowest bits. Adjacent bytes hold
+# adjacent values: a thread that reads 16 bytes of values in each stripe writes whole words of codes, without shuffles.
+# Codes of 3, 5, 6 or 7 bits are cut in planes of 4, 2 and 1 bits, the lowest bits first.
 
 
 def join_(planes: Sequence[Tensor], codes: Tensor, bits: int) -> None:
-    """Write codes (…, w) of `bits` each, as uint8, to the bytes (…, ⌈w · plane / 8⌉) of each plane."""
+    """Write codes (…, w), uint8 with `bits` bits each, to the bytes (…, ⌈w · plane / 8⌉) of each plane."""
     if bits == 8:
         planes[0].copy_(codes)
         return
@@ -84,7 +84,7 @@ def join_(planes: Sequence[Tensor], codes: Tensor, bits: int) -> None:
 
 
 def split(planes: Sequence[Tensor], bits: int) -> Tensor:
-    """Return the codes in bytes, in the stripes (…, count, width) of the widest plane: uint8 of 8 bits, else int32."""
+    """Return codes from the planes, in the stripes (…, count, width) of the widest: uint8 for 8 bits, else int32."""
     if bits == 8:
         return planes[0].unsqueeze(-2)
     codes, shift = None, 0
@@ -100,7 +100,7 @@ def split(planes: Sequence[Tensor], bits: int) -> Tensor:
 
 
 def stripes(values: Tensor, bits: int) -> Tensor:
-    """Return values (…, w) as stripes (…, count, width), as codes of `bits` bits are packed; pad with zeros."""
+    """Return values (…, w) as the stripes (…, count, width) of codes of `bits` bits; pad with zeros."""
     count = 8 // planes_of(bits)[0]
     if values.shape[-1] % count:
         values = torch.nn.functional.pad(values, (0, -values.shape[-1] % count))
@@ -111,14 +111,14 @@ FORMATS: dict[str, "Format"] = {}  # by name
 
 
 class Format:
-    """Rows of values as a code for each value and a header for each block: attributes, and three functions.
+    """A format: a code for each value, a header for each block. Subclasses set the attributes and define three methods.
 
-    On the wire a row is its codes, zeros up to a multiple of 16 bytes, its headers, and zeros up to a multiple of 16.
-    The last block of a row holds the values that remain, and zeros where blocks are padded. Arithmetic is fp32: bf16
-    and fp16 are exact in it, and fp64 is rounded to it first. A block with a NaN or an infinity has codes 0 and a
-    header by which it reads as NaN.
+    On the wire a row is its codes, plane by plane, and then its headers; each part is padded with zeros to a multiple
+    of 16 bytes. The last block of a row holds the remaining values, and zeros if blocks are padded. Arithmetic is fp32:
+    bf16 and fp16 convert exactly, and fp64 is rounded first. A block with a NaN or an infinity has codes 0 and a header
+    that makes all its values NaN.
 
-    Operators find it by its name.
+    Operators look up a format by its name.
     """
 
     bits: int  # of a code, 1 to 8
@@ -126,7 +126,7 @@ class Format:
     padded: bool = False  # the last block of a row is stored like the others; else it ends with the row
     rotated: bool = False  # blocks are rotated before they are measured (`rotation.py`); rows are added rotated
     numbers: tuple[int, ...] = ()  # further numbers that its kernels take as constants
-    # A module with the operations, undrawn, for few values, for which calls of torch take too long.
+    # A module with the operations in NumPy for few values, without random rounding: calls of torch would take longer.
     in_numpy: ModuleType | None = None
 
     def __init__(self, name: str) -> None:
@@ -139,12 +139,12 @@ class Format:
     def measure(self, x: Tensor, drawn: bool) -> tuple[Tensor, Tensor]:
         """Return the headers of blocks (…, width), and (…, 1) the factor that turns values into levels.
 
-        `drawn` tells whether values will be rounded by draws. The factor of a block that is not finite is NaN.
+        `drawn` tells whether values will be rounded at random. The factor of a block that is not finite is NaN.
         """
         raise NotImplementedError
 
     def encode(self, x: Tensor, header: Tensor, scale: Tensor, draw: Tensor | None) -> Tensor:
-        """Return the code of each value, in a uint8; with `draw`, numbers in [0, 1), round up where they say so."""
+        """Return the code of each value, as uint8. `draw`: numbers in [0, 1) that decide which values round up."""
         raise NotImplementedError
 
     def decode(self, codes: Tensor, header: Tensor) -> Tensor:
@@ -157,13 +157,13 @@ class Format:
         return self.header[0].itemsize * self.header[1]
 
     def row_bytes(self, n: int, block: int) -> int:
-        """Return how many bytes a row of `n` values takes on the wire; `n` may be a symbol of `torch.compile`."""
+        """Return the number of bytes of a packed row of `n` values; `n` may be a symbol of `torch.compile`."""
         if type(n) is int and not torch.compiler.is_compiling():
             return self.layout(n, block).row
         return sum(aligned(size) for size in self._sizes(n, block))
 
     def _sizes(self, n: int, block: int) -> Iterator[int]:
-        """Yield the bytes of the planes of `n` codes, and of their headers. A block begins with a byte."""
+        """Yield the number of bytes of each plane of `n` codes, and of their headers. Blocks begin at whole bytes."""
         blocks = -(-n // block)
         stored = blocks * block if self.padded else n
         for plane in planes_of(self.bits):
@@ -195,10 +195,10 @@ class Format:
 
 
 def twin_of(format: Format) -> ModuleType:
-    """Return the module with the Triton functions of a format, beside that of its definition.
+    """Return the module with the Triton functions of a format.
 
     Raises:
-        NotImplementedError: there is none.
+        NotImplementedError: there is no such module.
     """
     name = f"{type(format).__module__}_gpu"
     try:

@@ -1,18 +1,18 @@
 """The kernels of the operations of `definition.py`: the same roundings in the same order, so the same bytes.
 
-A program holds a tile of whole blocks, `first + program % tiles` of row `program // tiles`, a block to a column: Triton
-then gives a thread whole columns where it is free to, so that what is added up or exchanged within a block stays in
-registers. Where nothing is masked (`tiled` of `gpu.py`), all masks are true and none is read.
+A program holds a tile of whole blocks: tile `first + program % tiles` of row `program // tiles`. A block is a column:
+if possible, Triton gives whole columns to a thread, so that sums and exchanges within a block stay in registers. In
+tiles without masks (`tiled` of `gpu.py`), all masks are true and none is read.
 
 A format is a module with three functions, and two constants. A block's header is one unsigned integer, a word:
 
-    MEASURE(x, inside, width, MASKED, DRAWN, FORM) -> words and scales (blocks,)     `inside` tells which values are
-                                                                                     there, and `width` how many; others
+    MEASURE(x, inside, width, MASKED, DRAWN, FORM) -> words and scales (blocks,)     `inside` tells which values exist,
+                                                                                     and `width` how many; all others
                                                                                      are zero
-    ENCODE(x, word, scale, draw, FORM) -> codes (width, blocks) as uint8             `draw` is None where none is drawn
+    ENCODE(x, word, scale, draw, FORM) -> codes (width, blocks) as uint8             `draw`: None to round to nearest
     DECODE(codes, word, FORM) -> values
     WORD, the type of a header, and FORM: the bits of a code, whether the last block is padded, whether blocks are
-    rotated, and what numbers else the functions need.
+    rotated, and further numbers that the functions need.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ from .format import Format, planes_of, twin_of
 
 BITS, PADDED, ROTATED = (tl.constexpr(place) for place in range(3))  # of FORM
 
-# Codes in bytes, as `join_` and `split` of `format.py`: codes of 3, 5, 6 and 7 bits are cut in planes of 4, 2 and 1.
+# Codes in bytes, like `join_` and `split` of `format.py`: codes of 3, 5, 6 and 7 bits are cut in planes of 4, 2 and 1.
 
 
 @triton.jit
@@ -55,7 +55,7 @@ def split(joined, PLANE):
 
 @triton.jit
 def bytes_at(row_ptr, n, block, PLANE, FORM, BLOCK, WIDTH):
-    """Return pointers to the bytes of a plane of a tile's codes, and which of them are there."""
+    """Return pointers to the bytes of one plane of a tile's codes, and a mask of those within the row."""
     if FORM[BITS] & -(2 * PLANE):  # planes of more bits come before
         blocks = (n.to(tl.int64) + (BLOCK - 1)) // BLOCK
         for before in tl.static_range(3):
@@ -66,9 +66,9 @@ def bytes_at(row_ptr, n, block, PLANE, FORM, BLOCK, WIDTH):
     stored = (width + (BLOCK - 1)) // BLOCK * BLOCK if FORM[PADDED] else width
     byte = tl.arange(0, BLOCK // STRIPES)[:, None]
     at = row_ptr + (block[None, :] * (BLOCK // STRIPES) + byte)
-    # `packed_ptr` is not specialized on its alignment, so that this is all that Triton knows and a thread holds WIDTH
-    # bytes. With 16 codes to a thread, each access of a warp to the values they come from would touch a part of every
-    # line it needs, and of none the whole.
+    # `packed_ptr` is not specialized on its alignment. So Triton knows only this hint, and a thread holds WIDTH bytes.
+    # With 16 codes per thread, each access of a warp to the values would touch a part of many lines of memory, and no
+    # whole line.
     HELD: tl.constexpr = min(WIDTH, 4 * PLANE)
     return tl.multiple_of(at, [HELD, HELD]), byte < (stored + (STRIPES - 1)) // STRIPES
 
@@ -81,7 +81,7 @@ def load_plane(row_ptr, n, block, PLANE, FORM, BLOCK, MASKED, WIDTH):
 
 @triton.jit
 def locate(tile, n, FORM, BLOCK, BLOCKS, MASKED):
-    """Return the index of each block of the tile, and the places of its values (BLOCK, BLOCKS) with their mask."""
+    """Return the index of each block of the tile, the positions of its values (BLOCK, BLOCKS), and their mask."""
     block = tile.to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
     place = tl.arange(0, BLOCK)[:, None]
     width = tl.minimum(tl.maximum(n - block * BLOCK, 0), BLOCK)[None, :]
@@ -98,8 +98,8 @@ def locate(tile, n, FORM, BLOCK, BLOCKS, MASKED):
 
 @triton.jit
 def values_at(row_ptr, at, WIDTH, NARROW):
-    # Triton gives a thread as many neighbouring values as the widest access of the kernel might take. Where accesses
-    # are narrower, those of a warp would each touch a part of every line. The promise of less undoes that.
+    # Triton gives a thread as many adjacent values as the widest access of the kernel might take. If accesses are
+    # narrower, each access of a warp touches a part of many lines. A smaller multiple_of prevents this.
     ptr = row_ptr + at
     if NARROW:
         BYTES: tl.constexpr = WIDTH * (row_ptr.dtype.element_ty.primitive_bitwidth // 8)
@@ -128,7 +128,7 @@ def store_values(
     row_ptr, header_at, x, origin, seed, seed_high, n, block, at, inside,
     MEASURE, ENCODE, DECODE, WORD, FORM, DRAWN, BLOCK, MASKED, WIDTH,
 ):  # fmt: skip
-    """Quantize and store a tile, and return the values that are read from it."""
+    """Quantize and store a tile, and return the values that it decodes to."""
     CUT: tl.constexpr = MASKED and not FORM[PADDED]
     width = tl.minimum(tl.maximum(n - block * BLOCK, 1), BLOCK) if CUT else BLOCK
     word, scale = MEASURE(x, inside, width, CUT, DRAWN, FORM)
@@ -245,10 +245,10 @@ def reduce_kernel(
 # The operations of `definition.py`, with the same arguments. Launches turn off the fusion of multiplication and
 # addition, which would round once where the definition rounds twice.
 
-# Values of a tile; a warp takes WARP of it, so that each thread has eight 16-byte loads of fp32 in flight. What looks
-# for the range of a block keeps blocks of up to 1024 within one warp, which then waits for no other; what only
-# streams fills a multiprocessor, which holds 32 programs, with two; unless a byte holds several codes: within one warp
-# a thread can hold the values of the very bytes it reads.
+# Values of a tile. A warp takes WARP values, so that each thread has eight 16-byte loads of fp32 in flight. Kernels
+# that compute the range of a block have one warp, so that blocks of up to 1024 values wait for no other warp. Kernels
+# that only stream have two warps: 32 programs then fill a multiprocessor. If a byte holds several codes, all kernels
+# have one warp, because then a thread can hold the values of the same bytes that it reads.
 WARP = 1024
 TILES = {compress_kernel: WARP, decompress_kernel: 2 * WARP, add_kernel: 2 * WARP, reduce_kernel: WARP}
 WORDS = {1: tl.uint8, 4: tl.uint32, 8: tl.uint64}  # by the bytes of a header
@@ -317,7 +317,7 @@ def constants_of(
     device = {"MEASURE": module.measure, "ENCODE": module.encode, "DECODE": module.decode, "FORM": form}
     device |= {"WORD": WORDS[format.header_bytes], "BLOCK": block, "BLOCKS": tile // block, "MASKED": masked}
     width = min(16 // itemsize, 4 * planes_of(format.bits)[0])  # a thread's part of what a warp of 32 holds
-    # Values are masked one by one; and a row begins where its number times the stride does.
+    # Masks are per value. The alignment of a row follows from its number times the stride.
     device |= {"WIDTH": 1 if masked else gcd(width, stride), "NARROW": masked or stride % 16 != 0}
     options = {"num_warps": tile // WARP, "enable_fp_fusion": False}
     return {name: value for name, value in device.items() if name in kernel.arg_names}, options
@@ -328,12 +328,12 @@ def _aligned(packed: Tensor) -> Tensor:
 
 
 def _count(packed: Tensor) -> Any:
-    # The interpreter of Triton 3.6 cannot count to an argument, only to a constant.
+    # The interpreter of Triton 3.6 takes only constants, no arguments, as the bound of a loop.
     return tl.constexpr(len(packed)) if INTERPRETED.value else len(packed)
 
 
 def _stride(shape: Sequence[int]) -> int:
-    # A single row begins where the tensor does, whatever its length: zero keeps its accesses wide.
+    # A single row begins at the tensor's address, whatever its length: with a stride of zero its accesses stay wide.
     return shape[1] if shape[0] > 1 else 0
 
 

@@ -1,50 +1,50 @@
-"""One to eight bits a value: each block on a grid of 2ᵇ levels of its own.
+"""One to eight bits per value: each block has a uniform grid of 2ᵇ levels, for b bits.
 
     top    = 2ᵇ − 1
-    step   = (high / 2 − low / 2) / (top / 2)        at least 2⁻¹²⁶; halves, so that no finite block overflows
+    step   = (high / 2 − low / 2) / (top / 2)        at least 2⁻¹²⁶; halved, so that no finite block overflows
     bottom = ⌊low · (1 / step) + ½⌋
     code   = ⌊x · (1 / step) + ½⌋ − bottom           clamped to 0 … top
     x′     = (code + bottom) · step                  |x′ − x| ≤ step / 2 + a few ulps of the largest |x|
 
-Every level is an integer times the step, so zero survives exactly. The least step is the smallest normal number, so
-that devices that flush subnormals read the same. A block that holds a NaN or an infinity takes the step 0x7fc00000,
-bottom and codes 0, and reads as NaN throughout. The grid reaches half a step past the block: only values within 0.4 %
-(of four bits 4 %) of the largest fp32 can read as infinite, and no finite block as NaN.
+Every level is an integer times the step, so zero is exact. The smallest step is the smallest normal number, so that
+devices that flush subnormals decode the same. A block with a NaN or an infinity has the step 0x7fc00000, bottom and
+codes 0, and all its values decode to NaN. The grid extends half a step beyond the block: only values within 0.4 % (4 %
+for four bits) of the largest fp32 can decode to infinity, and no finite block decodes to NaN.
 
-Rounding by draws is unbiased: the range is divided by top − 1 and bottom is ⌊low / step⌋, so that both neighbours of
-each value are levels, and the upper one is taken with probability x / step − ⌊x / step⌋.
+Random rounding is unbiased: the range is divided by top − 1 and bottom is ⌊low / step⌋, so that both neighbours of
+each value are levels. The upper one is taken with probability x / step − ⌊x / step⌋.
 
-Eight bits, not rotated, have a *wide* header, (step, bottom) as two fp32: 8.125 bits a value in blocks of 512. A block
-of equal values takes that value for its step, with code 0 and bottom 1, and is exact. All others have a narrow one, a
-bf16 and an int16 as the halves of an int32:
+Eight bits without rotation have a *wide* header, (step, bottom) as two fp32: 8.125 bits a value in blocks of 512. A
+block of equal values has that value as its step, with code 0 and bottom 1, and is exact. All other formats have a
+narrow header, a bf16 and an int16 as the halves of an int32:
 
     step   = max(step above, max |x| / reach)        rounded up to bf16; at most the largest bf16
 
-Where bits are few the header weighs: they take 4.125 bits a value in blocks of 256, where two fp32 would take 4.25, and
-a step that is at most 2⁻⁷ wider costs less than the larger blocks that would make up for it. So the error of four bits
-is at most 1.008 times (high − low) / 30; where a block is narrow and far from zero, 1.008 times max |x| / 65520, for
-bottom must be an int16 (reach = 32760). Only of two bits and draws could a step, then half the range, lie above the
-largest bf16.
+With few bits the size of the header matters: four bits take 4.125 bits a value in blocks of 256; with two fp32 they
+would take 4.25. The step is at most 2⁻⁷ larger, which costs less accuracy than larger blocks would. So the error of
+four bits is at most 1.008 times (high − low) / 30. If a block is narrow and far from zero, it is 1.008 times
+max |x| / 65520, because bottom must be an int16 (reach = 32760). Only with two bits and random rounding, where a step
+is half the range, could a step exceed the largest bf16.
 
-Rotated blocks (`rotation.py`) are nearly normal, and a grid that reaches their farthest values wastes levels
-where bits are few. So of up to three bits, to the nearest, and of one bit always, the grid lies about zero:
+Rotated blocks (`rotation.py`) are nearly normal. With few bits, a grid up to the largest values would waste levels. So
+with up to three bits rounded to nearest, and with one bit always, the grid is centred at zero:
 
-    step   = spacing · mean |x|                      rounded up to bf16; of draws, 2 · max |x|; zero if all values are
+    step   = spacing · mean |x|                      rounded up to bf16; random: 2 · max |x|; zero if all values are
     bottom = −top / 2
-    code   = ⌊x · (1 / step) + 2ᵇ⁻¹⌋                 clamped to 0 … top; of draws, the neighbours of x / step − bottom;
-                                                     of one bit 1 if x ≥ 0, else 0
+    code   = ⌊x · (1 / step) + 2ᵇ⁻¹⌋                 clamped to 0 … top; random: a neighbour of x / step − bottom;
+                                                     for one bit 1 if x ≥ 0, else 0
 
 with spacing = Δ √(π / 2), and Δ the step of least error for normal values of variance 1 (Max 1960, "Quantizing for
-minimum distortion": 1.596, 0.9957 and 0.5860 for one to three bits, with errors 0.363, 0.119 and 0.0374). Of one bit
-that is the mean magnitude times the sign: of what one magnitude can say the nearest, ‖x′ − x‖² = ‖x‖² − ‖x‖₁² / width
-but for the rounding of the step. Where a grid may lie about zero, bottom is counted in halves of a step, and reach is
-16380. The mean is summed in integers, at most 8192 of 17 bits, so that their order cannot matter:
+minimum distortion": 1.596, 0.9957 and 0.5860 for one to three bits, with errors 0.363, 0.119 and 0.0374). One bit is
+the sign times the mean magnitude, which is the best single magnitude: ‖x′ − x‖² = ‖x‖² − ‖x‖₁² / width, except for the
+rounding of the step. In formats whose grid may be centred at zero, bottom is counted in halves of a step, and reach is
+16380. The mean is summed in integers, at most 8192 of 17 bits, so that the order of summation does not matter:
 
     mean |x| = Σ ⌊|x| / u⌋ / width · u               u = 2⁻¹⁷ of the least power of two above max |x|, at least 2⁻¹¹³,
-                                                     so that no device meets a subnormal
+                                                     so that there are no subnormals
 
-This file is the definition; `uniform_gpu.py` holds the same arithmetic for GPUs, and `uniform_numpy.py` that of wide
-headers for few values.
+This file is the definition; `uniform_gpu.py` has the same arithmetic for GPUs, and `uniform_numpy.py` for few values
+with wide headers.
 """
 
 import torch
@@ -64,7 +64,7 @@ SPACINGS = {1: 2.0, 2: 1.2479, 3: 0.7344}  # of levels about zero, in mean magni
 
 
 class UniformFormat(Format):
-    """The format of this file with `bits` bits a value."""
+    """The format of this file, with `bits` bits per value."""
 
     def __init__(self, bits: int, rotated: bool = False) -> None:
         self.bits, self.rotated = bits, rotated
@@ -76,7 +76,7 @@ class UniformFormat(Format):
         self.unit = 0.5 if rotated or bits == 1 else 1.0  # of bottoms, in steps
 
     def about_zero(self, drawn: bool) -> bool:
-        """Return whether the grid of a block lies about zero, and not between its extremes."""
+        """Return whether grids are centred at zero, and do not span the extremes of the block."""
         return self.bits == 1 or (self.rotated and not drawn and self.bits in SPACINGS)
 
     def measure(self, x: Tensor, drawn: bool) -> tuple[Tensor, Tensor]:
@@ -122,7 +122,7 @@ class UniformFormat(Format):
             level = below + (level - below > draw).float()
         if not self.about_zero(draw is not None):
             level = level - self._parts(header)[1]
-        # What a NaN becomes in uint8 is undefined.
+        # The conversion of a NaN to uint8 is undefined.
         return torch.where(scale == scale, level.clamp(0, top), 0.0).to(torch.uint8)
 
     def decode(self, codes: Tensor, header: Tensor) -> Tensor:
@@ -137,7 +137,7 @@ class UniformFormat(Format):
 
 
 def mean_magnitude(x: Tensor) -> Tensor:
-    """Return the mean |x| of each block (…, width), as (…, 1); NaN where one of its values is not finite."""
+    """Return the mean |x| of each block (…, width), as (…, 1); NaN if a value of the block is not finite."""
     size = x.abs()
     top = size.amax(-1, keepdim=True)
     broken = top - top != 0  # amax passes NaN on
@@ -148,7 +148,7 @@ def mean_magnitude(x: Tensor) -> Tensor:
 
 
 def bf16_above(x: Tensor) -> Tensor:
-    """Return the bf16 that is next, away from zero, in fp32: its upper half, and zeros."""
+    """Return `x` rounded away from zero to bf16, as fp32: its upper 16 bits, and zeros."""
     return ((x.view(torch.int32) + 0xFFFF) & -0x10000).view(torch.float32)
 
 

@@ -1,6 +1,6 @@
-"""The arithmetic of `uniform.py` for GPUs, whose docstring states the format.
+"""The arithmetic of `uniform.py` for GPUs; see there for the format.
 
-A word is step | bottom << 32 where headers are wide, else step | bottom << 16.
+A word is step | bottom << 32 if headers are wide, else step | bottom << 16.
 """
 
 import triton  # type: ignore[import-untyped]
@@ -53,7 +53,7 @@ def measure(x, inside, width, MASKED, DRAWN, FORM):
 
 @triton.jit
 def extremes(x, inside, MASKED):
-    """Return the lowest and the highest value of each block, NaN if it has one, and whether one is not finite."""
+    """Return the minimum and the maximum of each block (NaN if it has a NaN), and whether a value is not finite."""
     low = tl.min(tl.where(inside, x, INFINITY) if MASKED else x, 0)
     x = tl.where(inside, x, -INFINITY) if MASKED else x
     if INTERPRETED:  # it reduces by functions of ours only slowly
@@ -73,12 +73,12 @@ def higher(a, b):
 
 @triton.jit
 def mean_magnitude(x, width, MASKED):
-    """Return the mean |x| of each block, and whether one of its values is not finite."""
+    """Return the mean |x| of each block, and whether a value of the block is not finite."""
     top = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)  # as integers magnitudes keep their order, and NaN
     field = tl.minimum(tl.maximum(top >> 23, 30), 254)
     unit, units = ((field - 16) << 23).to(tl.float32, bitcast=True), ((270 - field) << 23).to(tl.float32, bitcast=True)
     total = tl.sum((tl.abs(x) * units[None, :]).to(tl.int32), 0).to(tl.float32)
-    # By a power of two, the product is the quotient.
+    # For a power of two, multiplication by the inverse is exact.
     mean = tl.div_rn(total, tl.zeros_like(unit) + width) if MASKED else total * (1.0 / width)
     return mean * unit, top >= INFINITY_BITS
 
@@ -121,7 +121,7 @@ def decode(codes, word, FORM):
     elif FORM[BITS] == 8 and not FORM[ROTATED]:
         return (codes.to(tl.float32) + bottom[None, :]) * step[None, :]
     else:
-        # 2²³ + code, by its bits, and bottom − 2²³, both exact: |bottom| < 2¹⁵. Conversions are slow. With halves, 2²².
+        # Bits give 2²³ + code without a slow conversion; bottom − 2²³ is exact, as |bottom| < 2¹⁵. With halves: 2²².
         HALVES: tl.constexpr = FORM[ROTATED]
         shifted = ((codes.to(tl.uint32) << 1) | 0x4A800000) if HALVES else (codes.to(tl.uint32) | 0x4B000000)
         origin = bottom - (4194304.0 if HALVES else 8388608.0)

@@ -1,1 +1,1 @@
-"""Definitions compiled for the CPU, and kept in libraries."""
+"""Compile definitions for the CPU, and store them in libraries."""

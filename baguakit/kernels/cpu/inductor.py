@@ -1,8 +1,8 @@
-"""Units in C++, as Inductor writes it: the only part of the codec that needs Dynamo, and takes seconds.
+"""Translate units to C++ with Inductor. Only this part of the codec needs Dynamo, and it takes seconds.
 
-Inductor writes kernels, and Python that makes temporaries and calls the kernels. The kernels are taken as text. The
-Python is run twice, for different numbers of rows, with kernels that only note their operands; so it becomes C++, too,
-and a library of units needs neither Python nor torch.
+Inductor writes kernels, and Python that allocates temporaries and calls the kernels. The kernels are taken as text. The
+Python is run twice, with different numbers of rows and kernels that only record their operands. From these records
+it is translated to C++, too, so that a library of units needs neither Python nor torch.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ PIECE = 1 << 14  # values, about, whose temporaries stay in a core's cache
 ROWS = 1 << 12  # of the example that is traced: enough for Inductor to divide the work among threads
 FEW, MANY = 37, 54  # rows for which operands are noted; whatever number differs grows in proportion
 
-# Only what is marked is dynamic, whatever shapes were seen before.
+# Only marked dimensions are dynamic, whatever shapes Dynamo has seen before.
 DYNAMO_SETTINGS = {"assume_static_by_default": True, "automatic_dynamic_shapes": False, "suppress_errors": False}
 INDUCTOR_SETTINGS = {
     "cpp.dynamic_threads": True,  # as many threads as torch.set_num_threads says when it runs, not when it was compiled
@@ -47,14 +47,14 @@ _piecewise: set[Unit] = set()
 
 
 def piecewise(unit: Unit) -> Unit:
-    """Mark a unit, to which all rows are alike: it takes a few after another, so that caches hold its temporaries."""
+    """Mark a unit that treats all rows alike. It then takes a few rows at a time, so that temporaries fit in caches."""
     _piecewise.add(unit)
     return unit
 
 
 @dataclass
 class Kernel:
-    """A kernel in C++ that is not compiled, but notes the operands of its calls."""
+    """A C++ kernel that is not compiled; a call only records its operands."""
 
     name: str
     types: list[str]  # of the operands
@@ -66,8 +66,8 @@ class Kernel:
 
 
 def examples(like: tuple[Any, ...], rows: int) -> list[Any]:
-    """Return `rows` rows of arguments of the dtypes and widths of `like`: many magnitudes, and a row of zeros."""
-    # A generator of its own leaves the user's random numbers alone.
+    """Return arguments of `rows` rows with the dtypes and widths of `like`: many magnitudes, and a row of zeros."""
+    # A separate generator leaves the user's random numbers unchanged.
     source = torch.Generator().manual_seed(rows)
 
     def example(part: Any) -> Any:
@@ -85,9 +85,9 @@ def examples(like: tuple[Any, ...], rows: int) -> list[Any]:
 
 
 def write(calls: list[Call]) -> str:
-    """Return C++ with a function `unit_0`, `unit_1` … for each unit, compiled for arguments like those beside it.
+    """Return C++ source with a function `unit_0`, `unit_1` … for each pair (unit, example arguments) of `calls`.
 
-    It takes the addresses of the unit's tensors and the number of rows, and returns 0 if there was memory enough.
+    Each takes the addresses of the unit's tensors and the number of rows, and returns 0 if there was enough memory.
     """
     lines = ["#include <memory>", "#include <cstdint>"]
     for i, (unit, like) in enumerate(calls):
@@ -99,7 +99,7 @@ def write(calls: list[Call]) -> str:
 
 
 def build(source: str, folder: str) -> Path:
-    """Compile C++ in `folder` to a shared library, with the flags that Inductor has for this machine."""
+    """Compile C++ in `folder` to a shared library, with Inductor's flags for this machine."""
     from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
@@ -118,7 +118,7 @@ def _function(name: str, unit: Unit, like: tuple[Any, ...]) -> str:
     tensors = {f"a{i}": part for i, part in enumerate(like) if isinstance(part, Tensor)}
     strides = {a: part[0].nbytes if part.dim() == 2 else 0 for a, part in tensors.items()}
     few, many = (_noted(run, kernels[0].calls, examples(like, rows)) for rows in (FEW, MANY))
-    # An odd number of vectors, since columns of 2ᵏ rows would share few lines of the cache.
+    # An odd number of vectors, because columns of 2ᵏ rows would all map to a few lines of the cache.
     piece = max(PIECE // like[0].shape[1] - 16, 16) if unit in _piecewise and few[1] else "all"
     begins = "\n            ".join(f"char *{a} = all_{a} + begin * {stride};" for a, stride in strides.items())
     calls = "\n            ".join(_statements(few, many))
@@ -146,7 +146,7 @@ extern "C" int {name}({", ".join(f"char *all_{a}" for a in tensors)}, int64_t al
 
 @contextlib.contextmanager
 def _kernels(name: str) -> Iterator[list[Kernel]]:
-    """Take the kernels that Inductor writes in this thread for unit `name`, in place of compiling them."""
+    """Collect the kernels that Inductor writes in this thread for unit `name`, and do not compile them."""
     from torch._inductor.async_compile import AsyncCompile
 
     found, calls = list[Kernel](), list[Any]()
@@ -178,7 +178,7 @@ def _trace(unit: Unit, arguments: list[Any]) -> Unit:
     for argument in arguments:
         if isinstance(argument, Tensor) and argument.dim() == 2:
             torch._dynamo.mark_dynamic(argument, 0)
-    # A code object of its own keeps Dynamo's records, and its limit on them, apart from those of other widths.
+    # A separate code object: Dynamo's records, and its limit on records, are then separate for each width.
     copy = types.FunctionType(unit.__code__.replace(), unit.__globals__, unit.__name__)
     with torch._dynamo.config.patch(DYNAMO_SETTINGS):
         torch.compile(copy, backend=take, fullgraph=True)(*arguments)
@@ -187,14 +187,14 @@ def _trace(unit: Unit, arguments: list[Any]) -> Unit:
     made, order = taken[0]
 
     def run(*arguments: Any) -> None:
-        # The only input that is no argument is the number of rows, the one size that was not fixed.
+        # The only input that is not an argument is the number of rows, the only dynamic size.
         made(*[arguments[0].shape[0] if i is None else arguments[i] for i in order])
 
     return run
 
 
 def _noted(run: Unit, calls: list[tuple[Kernel, tuple[Any, ...]]], arguments: list[Any]) -> tuple[Noted, list[int]]:
-    """Return the calls of kernels in one run, which are noted in `calls`, and the bytes of each temporary."""
+    """Run the Python once; return the calls of kernels, recorded in `calls`, and the bytes of each temporary."""
     calls.clear()
     run(*arguments)
     begins = {part.data_ptr(): f"a{i}" for i, part in enumerate(arguments) if isinstance(part, Tensor)}
@@ -213,7 +213,7 @@ def _noted(run: Unit, calls: list[tuple[Kernel, tuple[Any, ...]]], arguments: li
 
 
 def _statements(few: tuple[Noted, list[int]], many: tuple[Noted, list[int]]) -> Iterator[str]:
-    """Yield statements of C++ for any number of rows, from the calls of two runs with different numbers."""
+    """Yield C++ statements for any number of rows, from the calls of two runs with different numbers of rows."""
     for i, sizes in enumerate(zip(few[1], many[1], strict=True)):
         yield f"std::unique_ptr<char[]> t{i}(new char[{_in_rows(*sizes)}]);"
     for (kernel, operands), (same, others) in zip(few[0], many[0], strict=True):
@@ -226,7 +226,7 @@ def _statements(few: tuple[Noted, list[int]], many: tuple[Noted, list[int]]) -> 
 
 
 def _in_rows(few: int, many: int) -> str:
-    """Return a number of two runs as C++: a linear function of the number of rows."""
+    """Return C++ for a number that has these values in two runs: a linear function of the number of rows."""
     each, odd = divmod(many - few, MANY - FEW)
     if odd:
         raise RuntimeError(f"{few} for {FEW} rows and {many} for {MANY} are not in proportion")

@@ -1,15 +1,14 @@
-"""Definitions compiled once for the CPU, and kept in libraries.
+"""Compile definitions once for the CPU, and store them in libraries.
 
-A unit is a function of tensors and constants that overwrites its first arguments; two-dimensional tensors hold as
-many rows (blocks), and any other is small. `call` runs a unit compiled, `plain` as it is written. What Inductor makes
-of units is kept in libraries, one for each set of units, widths and dtypes, which every process of this machine loads
-without Dynamo: they have no guards that another size could fail, and the user's own use of `torch.compile`, its resets
-and its limits do not touch them. A unit is used only if it gives the bits of the definition on a probe, which makes
-the definition the oracle on every machine.
+A unit is a function of tensors and constants that overwrites its first arguments. All two-dimensional tensors have the
+same number of rows (blocks); other tensors are small. `call` runs a unit compiled, `plain` uncompiled. A library holds
+the compiled code for one set of units, widths and dtypes. Every process of this machine loads it without Dynamo. A
+library has no guards that another size could fail, and does not depend on the user's own use of `torch.compile`, its
+resets and its limits. A unit is used only if it gives the same bits as the definition on test values.
 
-Libraries lie in a folder that nobody else can write to, each under a name made of all that its code depends on and of a
-digest of its bytes, so that what was cut short or changed is made anew. One process compiles at a time for all others
-of this user on this machine; those that waited for it find what it made.
+Libraries are in a folder that nobody else can write to. The name of a library depends on everything that its code
+depends on, and on a digest of its bytes: damaged libraries are made again. One process compiles at a time for all
+processes of this user on this machine; the others wait and then load the result.
 """
 
 import contextlib
@@ -38,12 +37,12 @@ from torch import Tensor
 from . import inductor
 from .inductor import Call, Unit
 
-# The least values, and the least values in a row, for which units are compiled: fewer gain less than 0.1 ms a call,
-# which does not pay for a compilation, and on shorter rows a call takes longer than its arithmetic.
+# Units are compiled from this many values on, and this many in a row. With fewer values compilation gains less than
+# 0.1 ms a call, which is not worth the compilation; on shorter rows a call takes longer than its arithmetic.
 COMPILED_VALUES, COMPILED_ROW = 1 << 16, 1 << 12
 PATIENCE = 600.0  # seconds after which a process compiles beside one that comes to no end
 QUIET = 2.0  # seconds that a process waits before it says so
-# What tells one processor from another where code is made for the one that it is made on.
+# Fields of /proc/cpuinfo that identify a processor: libraries are compiled for the processor of this machine.
 PROCESSOR = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features", "isa", "cpu")
 
 RunUnit = Callable[..., None]  # runs a unit: the first argument; the others are the unit's
@@ -58,12 +57,12 @@ _lock = threading.Lock()
 
 
 def plain(unit: Unit, *arguments: Any) -> None:
-    """Run a unit as it is written."""
+    """Run a unit uncompiled."""
     unit(*arguments)
 
 
 def call(kind: Kind, unit: Unit, *arguments: Any) -> None:
-    """Run a unit compiled, which takes seconds the first time."""
+    """Run a unit compiled. The first call takes seconds."""
     key = (unit, kind, len(arguments))
     if key not in _units:
         _compile({key: arguments})
@@ -71,17 +70,17 @@ def call(kind: Kind, unit: Unit, *arguments: Any) -> None:
 
 
 def ready(kind: Kind, unit: Unit, *arguments: Any) -> None:
-    """Run a unit compiled where larger tensors have had it compiled, else as it is written: nothing waits for it."""
+    """Run a unit compiled if larger tensors have had it compiled already, else uncompiled. It never waits."""
     _units.get((unit, kind, len(arguments)), unit)(*arguments)
 
 
-# The function that runs units in a thread; None runs them as they are written.
+# The function that runs units in a thread; None runs them uncompiled.
 how: ContextVar[Callable[..., None] | None] = ContextVar("baguakit units", default=call)
 
 
 @contextlib.contextmanager
 def eager(instead: Callable[..., None] | None = None) -> Iterator[None]:
-    """Run every unit of this thread as it is written, or by another function."""
+    """Run every unit of this thread uncompiled, or with the function `instead`."""
     token = how.set(instead)
     try:
         yield
@@ -91,7 +90,7 @@ def eager(instead: Callable[..., None] | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """Compile in one go, at the end, what this thread calls meanwhile: until then units run as they are written."""
+    """Run units in this context uncompiled, collect them, and compile all of them at its end."""
     noted: dict[Key, tuple[Any, ...]] = {}
 
     def note(kind: Kind, unit: Unit, *arguments: Any) -> None:
@@ -106,7 +105,7 @@ def together() -> Iterator[None]:
 def runner(kind: Kind, rows: int, n: int) -> RunUnit:
     """Return the function that runs units of one kind on rows of `n` values on the CPU.
 
-    Their tensors are contiguous and have two dimensions: two or more blocks, and their width; or are small.
+    The tensors of a unit are contiguous, with two dimensions (two or more blocks, and their width), or are small.
     """
     chosen = how.get()
     if chosen is None:
@@ -118,11 +117,11 @@ def runner(kind: Kind, rows: int, n: int) -> RunUnit:
 
 
 def _compile(noted: dict[Key, tuple[Any, ...]]) -> None:
-    """Compile units that are not compiled yet, for arguments like those noted, in one library for all of them."""
+    """Compile the noted units that are not compiled yet, for arguments like the noted ones, in one library."""
     with _lock:
         if noted.keys() <= _units.keys():
             return
-        # torch's own warnings while it compiles are not the user's, and would end it where warnings are errors.
+        # Hide torch's warnings during compilation: they do not concern the user, who may turn warnings into errors.
         with torch.inference_mode(False), torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             candidates: list[Unit | None] = [None] * len(noted)
@@ -152,7 +151,7 @@ def _agree(unit: Unit, candidate: Unit, arguments: list[Any]) -> bool:
 
 
 def load(calls: list[Call]) -> list[Unit | None]:
-    """Return each unit compiled for arguments like those beside it; None for one that could not be."""
+    """Return the compiled unit for each pair (unit, example arguments); None if a unit could not be compiled."""
     names = [_described(*call) for call in calls]
     places = sorted(range(len(calls)), key=names.__getitem__)  # one library for a set, whatever its order
     library = _open([calls[i] for i in places])
@@ -160,7 +159,7 @@ def load(calls: list[Call]) -> list[Unit | None]:
 
 
 def compiler() -> str | None:
-    """Return the path of the C++ compiler that Inductor takes; warn once if there is none."""
+    """Return the path of Inductor's C++ compiler; warn once if there is none."""
     names = [name for name in (os.environ.get("CXX"), "g++", "clang++") if name]
     found = next(filter(None, map(shutil.which, names)), None)
     if found is None:
@@ -174,7 +173,7 @@ def _described(unit: Unit, like: tuple[Any, ...]) -> str:
 
 
 def _caller(library: ctypes.PyDLL, name: str, unit: Unit, like: tuple[Any, ...]) -> Unit | None:
-    """Return a unit of a library, or None if it has none of that name."""
+    """Return a unit of a library; None if the library has no function of that name."""
     if (function := getattr(library, name, None)) is None:
         _once(f"{unit.__name__} runs as written, many times slower than compiled: Inductor could not write it")
         return None
@@ -190,7 +189,7 @@ def _caller(library: ctypes.PyDLL, name: str, unit: Unit, like: tuple[Any, ...])
 
 
 def _open(calls: list[Call]) -> ctypes.PyDLL:
-    """Return the library of these units: the one in the folder, or a new one."""
+    """Return the library of these units, from the folder or newly compiled."""
     parts = [*_machine(), *(_described(*call) for call in calls)]  # all that the code of a library depends on
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     try:
@@ -236,7 +235,7 @@ def _folder() -> Iterator[str]:
         seen = os.fstat(handle)
         if seen.st_uid != os.geteuid() or seen.st_mode & 0o077:
             raise PermissionError(f"{path} must be a folder of your own with mode 0700; chmod 700 it, or remove it")
-        # By its handle the folder is the one that was looked at, whatever is done to its path meanwhile.
+        # The handle refers to the checked folder, even if its path is changed meanwhile.
         held = f"/proc/self/fd/{handle}"
         yield held if os.path.isdir(held) else str(path)
     finally:
@@ -250,7 +249,7 @@ def _kept(folder: str, name: str) -> ctypes.PyDLL | None:
 
 
 def _keep(folder: str, name: str, calls: list[Call]) -> ctypes.PyDLL:
-    """Make a library and move it into the folder in one operation."""
+    """Compile a library and move it into the folder in one atomic operation."""
     with tempfile.TemporaryDirectory(prefix="baguakit-") as build, tempfile.TemporaryDirectory(dir=folder) as beside:
         made = _make(calls, build)
         unfinished = shutil.copyfile(made, Path(beside, "unfinished"))
@@ -266,14 +265,14 @@ def _digest(path: Path) -> str:
 
 
 def _make(calls: list[Call], folder: str) -> Path:
-    # A warning, since users who wait should see the reason without setting up logging.
+    # A warning: users who wait should see the reason without setting up logging.
     _log.warning("baguakit compiles its CPU codec for this machine, which takes about 20 seconds the first time")
     return inductor.build(inductor.write(calls), folder)
 
 
 @contextlib.contextmanager
 def _alone(folder: str) -> Iterator[None]:
-    """Wait until no other process compiles. A lock goes with its process, however that ends."""
+    """Wait until no other process compiles. A lock is released when its process ends, for any reason."""
     import fcntl
 
     with open(Path(folder, "lock"), "w") as file:

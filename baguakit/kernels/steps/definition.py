@@ -1,4 +1,4 @@
-"""Optimizer steps: what becomes of weights p and of what the optimizer remembers of them, value by value.
+"""Optimizer steps: the update of weights p and of the optimizer's state, value by value.
 
 With gradients g, rate η, decay λ and t = 1 at the first step, after g ← factor · g:
 
@@ -8,18 +8,18 @@ With gradients g, rate η, decay λ and t = 1 at the first step, after g ← fac
             p ← p + (−η / (1 − β₁ᵗ) m) / (√v / √(1 − β₂ᵗ) + ε)
     Lion    c = β₁ m + (1 − β₁) g     p ← (1 − η λ) p − η sign(c)     m ← β₂ m + (1 − β₂) g
 
-SGD, Adam and AdamW are those of `torch.optim`; Lion is that of Chen et al. 2023, arXiv:2302.06675. The *numbers* that
-stand before g, m, v, p are made in fp64 (βᵗ by repeated squaring) and rounded to fp32 once; the values are fp32, and
-each operation rounds by itself. torch's code fuses some products with sums, so the two are bitwise equal where such
-products are exact (gradients with at most 12 significant bits, as those in bf16, and η, λ, μ, 1 − d and 1 − β that are
-powers of two), and within rounding elsewhere.
+SGD, Adam and AdamW are those of `torch.optim`; Lion is that of Chen et al. 2023, arXiv:2302.06675. The *numbers*, which
+are the factors of g, m, v and p, are computed in fp64 (βᵗ by repeated squaring) and rounded once to fp32. The values
+are fp32, and each operation rounds separately. torch's code fuses some products with sums. So the two are bitwise equal
+if such products are exact (gradients with at most 12 significant bits, as in bf16, and η, λ, μ, 1 − d and 1 − β that
+are powers of two), and equal within rounding otherwise.
 
-Weights in bf16 or fp16 are read and rounded to nearest at each step, which loses updates far smaller than they are;
-with a fp32 `master` of them, which is what is stepped, nothing is lost. With a `key`, bf16 weights are rounded up or
-down at random without bias, drawn from key, t and the position of the value among all: the upper neighbour is taken
-with probability (x − below) / (above − below), to 16 bits, which are all that fp32 has beyond bf16.
+Weights in bf16 or fp16 are rounded to nearest at each step, which loses updates that are far smaller than the weights.
+With an fp32 `master`, the step updates the master, and nothing is lost. With a `key`, bf16 weights are rounded up or
+down at random without bias. A draw depends on key, t and the position of the value among all values: the upper
+neighbour is taken with probability (x − below) / (above − below), in 16 bits, as many as fp32 has beyond bf16.
 
-This file is the definition, and what CPU tensors take; `gpu.py` holds the same arithmetic for GPUs.
+This file is the definition, which CPU tensors use; `gpu.py` has the same arithmetic for GPUs.
 """
 
 import math
@@ -47,7 +47,7 @@ def power(base: float, t: int) -> float:
 
 @dataclass(frozen=True)
 class SGD:
-    """b is there with a momentum only."""
+    """SGD as in the module docstring. It keeps b only if `momentum` is not 0."""
 
     momentum: float = 0.0
     dampening: float = 0.0
@@ -74,7 +74,7 @@ class SGD:
 
 @dataclass(frozen=True)
 class Adam:
-    """`decoupled` makes it AdamW."""
+    """Adam as in the module docstring; AdamW if `decoupled`."""
 
     beta1: float = 0.9
     beta2: float = 0.999
@@ -98,13 +98,13 @@ class Adam:
             g = g + p * decay
         m.copy_(m + (g - m) * first)
         v.copy_(v * kept + g * second * g)
-        # Rounded correctly: on CPUs torch's root of fp32 may be that of a library, an ulp off.
+        # The root is correctly rounded: torch's fp32 root on CPUs may come from a library, with an error of an ulp.
         return p + m * size / (v.double().sqrt().float() / root + eps)
 
 
 @dataclass(frozen=True)
 class Lion:
-    """The sign of a NaN is NaN."""
+    """Lion as in the module docstring. The sign of a NaN is NaN."""
 
     beta1: float = 0.9
     beta2: float = 0.99
@@ -128,7 +128,7 @@ Update = SGD | Adam | Lion
 
 @dataclass(frozen=True)
 class Conditions:
-    """The numbers that change from step to step, or tensors with one value."""
+    """The numbers that change from step to step; each may be a tensor with one value."""
 
     lr: float | Tensor
     taken: int | Tensor = 1  # steps before this one, t − 1; a tensor is advanced by the step
@@ -140,7 +140,7 @@ class Conditions:
 
 @dataclass(frozen=True)
 class Operands:
-    """The tensors of a step, one of each kind for each parameter: dense, and laid out as the parameter is."""
+    """The tensors of a step, one of each kind per parameter. They are dense and have the parameter's strides."""
 
     p: Sequence[Tensor]  # fp32, bf16 or fp16, as g
     g: Sequence[Tensor]
@@ -148,7 +148,7 @@ class Operands:
     master: Sequence[Tensor | None] = ()  # fp32 or None for each parameter; empty if there are none
 
     def columns(self, names: Sequence[str]) -> dict[str, Sequence[Tensor | None]]:
-        """Return the tensors of each kind by its name; states have these names."""
+        """Return {name: tensors} for each kind. `names` are the names of the states."""
         states = dict(zip(names, self.states, strict=False))
         return {"p": self.p, "g": self.g, **states} | ({"master": self.master} if self.master else {})
 
@@ -164,7 +164,7 @@ def numbers_of(update: Update, conditions: Conditions) -> tuple[Numbers, float, 
 
 
 def step_(update: Update, operands: Operands, conditions: Conditions) -> None:
-    """Step every parameter, overwriting weights, masters and states; advance the count of steps."""
+    """Step every parameter (weights, masters, states) and add 1 to a tensor `taken`, unless `found_inf` is not 0."""
     if float(conditions.found_inf) != 0:
         return
     values, factor, seed = numbers_of(update, conditions)
@@ -185,7 +185,7 @@ def step_(update: Update, operands: Operands, conditions: Conditions) -> None:
 
 
 def dense(x: Tensor) -> Tensor:
-    """Return the values of a tensor without gaps, in the order of memory."""
+    """Return the values of a dense tensor as (numel,), in the order of memory."""
     return x.as_strided((x.numel(),), (1,))
 
 
@@ -201,8 +201,8 @@ def drawn(x: Tensor, start: int, seed: tuple[int, int]) -> Tensor:
 def gradient_norm_(norm: Tensor, grads: Sequence[Tensor], found_inf: Tensor | None) -> None:
     """Write norm = √(Σ g²) of all gradients; and, in `found_inf`, 1 if it is not finite, else 0.
 
-    Squares and sums are fp64, in which no square of fp32 overflows, and the root is rounded to fp32. A NaN or an
-    infinity makes the norm one. The kernels sum in another order, which hardly ever shows in fp32.
+    Squares and sums are fp64, so that squares of fp32 do not overflow. The root is rounded to fp32. A NaN or an
+    infinity gives a norm of NaN or infinity. Kernels sum in another order, which rarely changes the fp32 result.
     """
     norms = [torch.linalg.vector_norm(dense(g), dtype=torch.float64) for g in grads]
     total = torch.linalg.vector_norm(torch.stack(norms)) if norms else norm.new_zeros(())

@@ -1,8 +1,8 @@
 """The arithmetic of `definition.py` for GPUs: the same roundings in the same order, so the same bits.
 
-One launch steps all tensors: a program takes a tile of one of them, and finds in tables on the device which (see
-`operators.py`). Tiles that are whole, of tensors whose addresses are all multiples of 16, have no masks and move 16
-bytes of fp32 a thread. The numbers of the step are arguments, or lie on the device (see `numbers_kernel`).
+One launch steps all tensors: a program takes one tile of one tensor, which it finds in tables on the device (see
+`operators.py`). Full tiles of tensors whose addresses are all multiples of 16 have no masks and move 16 bytes of fp32
+per thread. The numbers of the step are arguments, or are on the device (see `numbers_kernel`).
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from ..gpu import launch, load, mix, signed, signed_words, store, uniform
 from .definition import Conditions, Update, numbers_of
 from .operators import FIELDS, StepTables
 
-# Places among the numbers on the device, behind the seven of the update rule; and among the FIELDS of a record.
+# Positions in the array of numbers on the device, after the seven numbers of the update rule; and in FIELDS.
 FACTOR, SKIP, SEED, SEED_HIGH = (tl.constexpr(place) for place in range(7, 11))
 P_AT, G_AT, U_AT, V_AT, MASTER_AT, LENGTH, START, WHOLE = (tl.constexpr(place) for place in range(len(FIELDS)))
 RECORD = tl.constexpr(len(FIELDS))
@@ -26,8 +26,8 @@ TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: 
 PACKED = tl.constexpr((8, False, False))  # the FORM of packed gradients
 
 
-# The arithmetic of fp32 values. `u` and `v` are what the optimizer remembers, `STATES` of them; in place of one that it
-# lacks stands any tensor, unused and returned as it came: Triton 3.6 cannot return None beside a tensor.
+# The arithmetic of fp32 values. `u` and `v` are the `STATES` tensors of the optimizer's state. A missing one is
+# replaced by any tensor, which is returned unchanged: Triton 3.6 cannot return None together with a tensor.
 
 
 @triton.jit
@@ -67,14 +67,14 @@ def drawn(x, at, seed, seed_high):
 
 @triton.jit
 def column(record, FIELD, TYPE, WIDE):
-    # Four values a thread whatever their type, so that those of all columns meet in one thread without being moved.
+    # Four values per thread for every dtype, so that a thread holds the same values of all columns, without shuffles.
     pointer = tl.load(record + FIELD).to(tl.pointer_type(TYPE))
     return tl.multiple_of(pointer, 4 * (TYPE.primitive_bitwidth // 8)) if WIDE else pointer
 
 
 @triton.jit
 def places(tile, LINE, TILE):
-    """Return the places of a tile's values, in lines."""
+    """Return the positions of a tile's values, in lines of LINE values."""
     return (tile * TILE + tl.arange(0, TILE // LINE) * LINE)[:, None] + tl.arange(0, LINE)[None, :]
 
 
@@ -87,7 +87,7 @@ def gradients(record, tile, at, inside, G, WIDE, BLOCK, LINE, TILE):
         begin = tile * TILE + tl.arange(0, TILE // LINE) * LINE  # of the lines
         words = (row + (n + 15) // 16 * 16 + begin // BLOCK * 8).to(tl.pointer_type(tl.uint64))
         word = load(words, None if inside is None else begin < n)
-        # As many codes a thread as it has fp32 weights in 16 bytes. A row begins on such an address by itself.
+        # Four codes per thread, as many as fp32 weights in 16 bytes. A packed row begins at a fitting address.
         codes = load(tl.multiple_of(row + at, [4, 4]) if WIDE else row + at, inside)
         return tl.trans(decode(tl.trans(codes), word, PACKED))  # there a block is a column
 
@@ -96,9 +96,9 @@ def gradients(record, tile, at, inside, G, WIDE, BLOCK, LINE, TILE):
 def step_tile(
     record, tile, n, factor, seed, seed_high, RULE, DECAY, NESTEROV, STATES, P, G, MASTER, DRAWN, BLOCK, TILE, WIDE
 ):
-    # Lines are blocks of packed gradients, or the tile; half as long where values move one by one. For Triton gives a
-    # thread as many neighbouring values as the widest access to tensors of the same shape takes; those of the other
-    # branch are of another, so that here neighbours belong to neighbouring threads.
+    # Lines are blocks of packed gradients, or the whole tile; half as long if values move one by one. Triton gives a
+    # thread as many adjacent values as the widest access to tensors of the same shape takes. The other branch has
+    # another shape, so adjacent values here belong to adjacent threads.
     SPAN: tl.constexpr = TILE if BLOCK is None else BLOCK
     LINE: tl.constexpr = (SPAN if SPAN < TILE else TILE) // (1 if WIDE else 2)
     at = places(tile, LINE, TILE)
@@ -130,7 +130,7 @@ def step_kernel(
     RULE: tl.constexpr, DECAY: tl.constexpr, NESTEROV: tl.constexpr, STATES: tl.constexpr, P: tl.constexpr,
     G: tl.constexpr, MASTER: tl.constexpr, DRAWN: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """Step a tile. BLOCK is that of packed gradients; None if they are not packed."""
+    """Step a tile. BLOCK is the block length of packed gradients; None if they are not packed."""
     if numbers_ptr is not None:
         words = numbers_ptr.to(tl.pointer_type(tl.int32))
         if tl.load(words + SKIP) != 0:
@@ -155,8 +155,8 @@ def step_kernel(
         )  # fmt: skip
 
 
-# Numbers on the device: a launch before the step with the fp64 arithmetic of `definition.py`, whose one program leaves
-# them all on the device, with the count of steps advanced, unless the step is to be skipped.
+# Numbers on the device: a launch before the step computes them with the fp64 arithmetic of `definition.py`. Its single
+# program writes them to the device and increases the count of steps, unless the step is skipped.
 
 WARPS = 4  # eight values a thread: Adam, with four streams, then needs about a hundred registers
 
@@ -178,7 +178,7 @@ def power(base, t):
 
 @triton.jit
 def held(ptr, number):
-    """Return the number on the device, if there is one, else the one given."""
+    """Return the number on the device if there is one, else `number`."""
     return fp64(number) if ptr is None else tl.load(ptr).to(tl.float64)
 
 
@@ -188,7 +188,7 @@ def numbers_kernel(
     clip: tl.float64, o0: tl.float64, o1: tl.float64, o2: tl.float64, o3: tl.float64, seed, seed_high,
     RULE: tl.constexpr, DECAY: tl.constexpr,
 ):  # fmt: skip
-    """Write a step's numbers and whether it is skipped, and advance the count of steps if it is not."""
+    """Write the numbers of a step, and whether it is skipped. If it is not, increase the count of steps."""
     words = numbers_ptr.to(tl.pointer_type(tl.int32))
     if found_ptr is not None:
         skip = tl.load(found_ptr) != 0
@@ -219,13 +219,13 @@ def numbers_kernel(
 
 
 def decay_of(update: Update) -> int:
-    """Return what the decay of an update is added to, as its kernels take it; 0 if it has none."""
+    """Return the code that tells kernels where an update applies its weight decay; 0 if there is none."""
     how = DECOUPLED if getattr(update, "decoupled", False) else COUPLED
     return int(how.value) if how is DECOUPLED or update.weight_decay else 0
 
 
 def step_(update: Update, tables: StepTables, conditions: Conditions, block: int | None = None) -> None:
-    """Step all tensors of the tables; `block` is that of packed gradients."""
+    """Step all tensors of the tables; `block` is the block length of packed gradients."""
     c, device = conditions, tables.numbers.device
     found = (c.lr, c.taken, c.grad_scale, c.clip, c.found_inf)
     held = [x if isinstance(x, Tensor) and x.device == device else None for x in found]  # the others are on the host
@@ -259,7 +259,7 @@ TURN = 1024  # values that a program of a norm adds at a time: a sum in two stag
 
 @triton.jit
 def squares(record, tile, G, WIDE, TILE, TURN):
-    """Return the sum of a tile's squares, of `TURN` values at a time."""
+    """Return the sum of squares of a tile, `TURN` values at a time."""
     values, n = column(record, G_AT, G, WIDE), tl.load(record + LENGTH)
     LINE: tl.constexpr = TURN if WIDE else TURN // 2  # as in a step
     total = tl.zeros((TURN // LINE, LINE), tl.float64)

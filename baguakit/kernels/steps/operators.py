@@ -1,9 +1,9 @@
-"""Steps and norms by device: CUDA tensors take the kernels, over tables that are kept; all others the definition.
+"""Steps and norms, dispatched by device: CUDA tensors use kernels over cached tables, all others the definition.
 
-A table on the device holds the addresses of tensors, and is kept while the addresses hold. A *record* of a tensor holds
-addresses, its length, the position of its first value among all, and how many of its tiles are whole and can be moved
-16 bytes at a time. A *tile* is (record, number of the tile in it) in one word. So a program reads two lines of memory
-before it moves its values, whatever the number of tensors.
+A table on the device holds the addresses of tensors, and is reused until an address changes. A *record* of a tensor has
+addresses, its length, the position of its first value among all values, and the number of its full tiles that can be
+moved 16 bytes at a time. A *tile* is (record, number of the tile in it) in one word. So a program reads two lines of
+memory before it moves its values, for any number of tensors.
 """
 
 from collections import OrderedDict
@@ -33,11 +33,11 @@ _serial = count()
 
 
 class Fixed:
-    """Tensors that stay where they are: their addresses are read once, and not at every step.
+    """Tensors whose addresses do not change: the addresses are read once, and not at every step.
 
-    The tensors may be written to, but not be given other memory (`.data =`, `set_`, `resize_`), which would go unseen.
-    Parameters and what an optimizer remembers of them are such; gradients are if they are views of one bucket and are
-    zeroed in place.
+    You may write to the tensors, but not change their memory (`.data =`, `set_`, `resize_`): nobody would notice.
+    Use it for parameters and optimizer state; for gradients only if they are views of one bucket and are zeroed in
+    place.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -48,7 +48,7 @@ class Fixed:
 
     @cached_property
     def serial(self) -> int:
-        """A number of its own, drawn when it is first asked for: torch.compile cannot draw one, and needs none."""
+        """A unique number, assigned at the first read: torch.compile cannot assign one, and does not need it."""
         return next(_serial)
 
     def __len__(self) -> int:
@@ -66,15 +66,15 @@ def listed(role: Role) -> Sequence[Tensor]:
 
 
 def written(role: Role) -> None:
-    """Let autograd, and whoever watches versions, see that the tensors of a role have been written to."""
+    """Increase the version counters of a role's tensors: autograd must see that they have been written to."""
     seen = role.versions if isinstance(role, Fixed) else role
     torch.autograd.graph.increment_version([x for x in seen if x is not None])
 
 
 def key_of(name: str, role: Role) -> object:
-    """Return a key that changes when the tensors of a role lie elsewhere; of p and g, also when they have other sizes.
+    """Return a key that changes if an address of a role's tensors changes; for p and g, also if a size changes.
 
-    What an optimizer remembers is as long as p: sizes of p and g tell of it, too.
+    The optimizer's state is as long as p, so it needs no sizes.
     """
     if isinstance(role, Fixed):
         return name, role.serial
@@ -86,7 +86,7 @@ def key_of(name: str, role: Role) -> object:
 
 @dataclass(frozen=True, eq=False)
 class Table:
-    """Tensors of one kind."""
+    """The table of the tensors of one kind."""
 
     kind: tuple[torch.dtype, torch.dtype, bool]  # the dtypes of weights and gradients, and whether there are masters
     tiles: Tensor  # (tiles,) int64: record << 32 | number of the tile
@@ -96,7 +96,7 @@ class Table:
 
 @dataclass(frozen=True, eq=False)
 class StepTables:
-    """The tables of all kinds, with room on the device."""
+    """The tables of all kinds, and their memory on the device."""
 
     by_kind: tuple[Table, ...]
     numbers: Tensor  # of a step
@@ -104,7 +104,7 @@ class StepTables:
 
 
 class TableCache:
-    """The latest tables, by key. A CUDA graph keeps those that it was captured with, since it reads them."""
+    """The latest tables, by key. Tables that a CUDA graph was captured with are kept, because the graph reads them."""
 
     def __init__(self) -> None:
         self.latest: OrderedDict[object, StepTables] = OrderedDict()
@@ -129,7 +129,7 @@ class TableCache:
 
 
 def tables_of(kinds: Sequence[Any], columns: dict[str, Sequence[Tensor | None]], tile: int = TILE) -> StepTables:
-    """Return the tables of tensors, in columns named as in FIELDS; p or, without weights, g has their lengths."""
+    """Return the tables of tensors, with columns as in FIELDS. Lengths are those of p, or of g if there is no p."""
     lead = [x for x in columns.get("p") or columns["g"] if x is not None]
     lengths = np.array([x.numel() for x in lead], np.int64)
     records = np.zeros((len(lead), len(FIELDS)), np.int64)
@@ -163,10 +163,10 @@ TABLES = TableCache()
 def step_(
     update: Update, roles: dict[str, Role], conditions: Conditions, block: int | None, check: Callable[[], Operands]
 ) -> None:
-    """Step the tensors of the roles p, g, u, v, master, of which absent ones are left out.
+    """Step the tensors of the roles p, g, u, v and master. Absent roles are left out.
 
-    `block` is that of packed gradients, else None. `check` raises unless the tensors go together, and returns them as
-    lists; it is asked only where they are new.
+    `block` is the block length of packed gradients, else None. `check` raises unless the tensors fit each other, and
+    returns them as lists; it is called only for new tensors.
     """
     if not listed(roles["p"])[0].is_cuda:
         return definition.step_(update, check(), conditions)
@@ -202,17 +202,17 @@ def gradient_norm_(norm: Tensor, grads: Role, found_inf: Tensor | None, check: C
     imported(".gpu", __package__).gradient_norm_(norm, tables, found_inf)
 
 
-# Checks, made before anything is launched, where tensors are new.
+# Checks of new tensors, before anything is launched.
 CPU = torch.device("cpu")
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_operands(operands: Operands, names: Sequence[str], drawn: bool, packed: bool = False) -> Operands:
-    """Return the tensors, if they go together: states have these names; `packed` gradients are looked at elsewhere.
+    """Return the tensors if they fit each other. `names` are those of the states; `packed` gradients are not checked.
 
     Raises:
         TypeError: a tensor is not dense, or has a dtype that cannot be stepped.
-        ValueError: numbers, sizes, layouts or devices differ, or what is written shares memory with another.
+        ValueError: numbers, sizes, layouts or devices differ, or a written tensor shares memory with another tensor.
     """
     columns = operands.columns(names)
     if packed:
@@ -242,7 +242,7 @@ def check_operands(operands: Operands, names: Sequence[str], drawn: bool, packed
 
 
 def check_gradients(grads: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return the gradients, if a norm can be taken of all these together."""
+    """Return the gradients if one norm can be taken of all of them; else raise."""
     for i, g in enumerate(grads):
         _dense(f"grads[{i}]", g, WEIGHTS)
         if g.device != grads[0].device:
@@ -251,7 +251,7 @@ def check_gradients(grads: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def check_conditions(conditions: Conditions, device: torch.device) -> None:
-    """Raise unless the numbers have a meaning for tensors on this device."""
+    """Raise unless the numbers are valid for tensors on this device."""
     for name in ("lr", "clip", "grad_scale", "found_inf"):
         check_number(name, getattr(conditions, name), device, 0.0 if name in ("lr", "clip") else -inf)
     taken = conditions.taken
@@ -268,7 +268,7 @@ def check_number(name: str, number: object, device: torch.device, least: float =
 
 
 def _dense(name: str, x: object, dtypes: Sequence[torch.dtype]) -> Tensor:
-    """Return `x`, if it is a tensor without gaps of one of the dtypes."""
+    """Return `x` if it is a dense tensor of one of the dtypes; else raise."""
     if not isinstance(x, Tensor):
         raise TypeError(f"{name} is a {type(x).__name__}; give tensors, and leave out parameters without a gradient")
     if x.layout is not torch.strided:
@@ -296,7 +296,7 @@ def _check_like(name: str, x: Tensor, p: Tensor) -> None:
 
 
 def _check_apart(tensors: dict[str, Tensor]) -> None:
-    """Raise if one shares memory with another; two gradients may, since they are only read."""
+    """Raise if two tensors share memory. Two gradients may share memory, because they are only read."""
     spans = sorted((x.data_ptr(), x.data_ptr() + x.nbytes, name) for name, x in tensors.items() if x.numel())
     reach = {True: (0, ""), False: (0, "")}  # how far those read, and written, have come
     for start, stop, name in spans:
