@@ -23,7 +23,7 @@ For h_r the estimate of g_r, 0 at first, and ⟨·⟩ the mean over ranks:
     q_r ← Q(v_r − h_r);    h_r ← h_r + q_r
     h   ← h + ⟨q_r⟩;       x ← x − γ h                h = ⟨h_r⟩, the same on all ranks
 
-If ‖Q(y) − y‖² ≤ (1 − α) ‖y‖², gradients that stay as they are have ‖g_r − h_r‖² ≤ (1 − α)ᵗ ‖g_r‖² after t steps;
+If ‖Q(y) − y‖² ≤ (1 − α) ‖y‖², constant gradients have ‖g_r − h_r‖² ≤ (1 − α)ᵗ ‖g_r‖² after t steps;
 top-k has α = ratio. Error feedback (`top_k`) sends Q(g + e) instead: all that was ever computed arrives, and a noise of
 the size of e remains.
 

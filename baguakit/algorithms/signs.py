@@ -36,9 +36,9 @@ T is the orthonormal DCT-II, Tᵀ T = 1. A matrix is cut in blocks of h × w; h 
 up to 64. A vector is a matrix of one row. A tensor of more dimensions is a matrix with its outermost dimension in
 memory as rows. The largest blocks come first, so that a chunk of 4,096 coefficients is a block of 64 × 64.
 
-Unlike in the published code, the mean is over all ranks, not only over those that sent a coefficient; every chunk sends
-the same share of its coefficients, not the same number; and g_r is not multiplied by γ. sign(0) = 0. On one rank
-nothing is compressed, and m stays 0.
+Differences from the published code: the mean is over all ranks, not only over the ranks that sent a coefficient; every
+chunk sends the same share of its coefficients, not the same number; g_r is not multiplied by γ. sign(0) = 0. On one
+rank nothing is compressed, and m stays 0.
 
 Peng et al. 2024, "DeMo: Decoupled Momentum Optimization", arXiv:2411.19870.
 """

@@ -92,7 +92,7 @@ def compressed_send(x: Tensor, compressor: Compressor | None, comm: Comm, peer: 
 def compressed_receive_(x: Tensor, compressor: Compressor | None, comm: Comm, peer: int) -> Tensor:
     """Overwrite `x` with the tensor that `peer` sends by `compressed_send`, and return it:  x ← Q(x_peer).
 
-    `x` has as many values as the sent tensor, in the same dtype. For all arguments, see `compressed_send`.
+    `x` has as many values as the sent tensor, in its dtype. `compressor`, `comm` and `peer`: see `compressed_send`.
     """
     check_arguments(x, compressor, comm)
     check_averageable(x)
