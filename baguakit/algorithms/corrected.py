@@ -110,7 +110,7 @@ def gradient_tracking(topology: Topology | None = None, order: Literal["awc", "a
     """Train by decentralized SGD that reaches the minimum of the mean loss on non-IID data, too.
 
     Sends the weights and tracked gradients to each neighbour. Costs memory for two copies of the gradients.
-    The optimizer sees the tracked gradient. Give it a plain SGD, with momentum if wanted.
+    The optimizer sees the tracked gradient. Use plain SGD, with or without momentum.
 
     Args:
         topology: as in `decentralized`; for `order="push_sum"` as in `push_sum`. None: `OnePeerExact()`.

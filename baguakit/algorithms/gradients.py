@@ -89,10 +89,10 @@ def gradient_allreduce(*, delay: int = 0) -> Rule:
 def bytegrad(
     compressor: Compressor | None = None, error_feedback: bool = False, error: float | None = None, *, delay: int = 0
 ) -> Rule:
-    """Average gradients in 8 bits: scattered as codes, averaged in fp32, gathered as codes.
+    """Average gradients in 8 bits: packed shards are scattered, averaged in fp32, packed again and gathered.
 
-    A quarter of the bytes of `gradient_allreduce` in fp32. Gan et al. 2021, "BAGUA: Scaling up Distributed Learning
-    with System Relaxations", arXiv:2107.01499.
+    Sends a quarter of the bytes of `gradient_allreduce` in fp32. Gan et al. 2021, "BAGUA: Scaling up Distributed
+    Learning with System Relaxations", arXiv:2107.01499.
 
     Args:
         compressor: the wire format, a dense one; None for `MinMaxUInt8()`.
@@ -112,7 +112,7 @@ def top_k(ratio: float = 0.01, chunk: int = 4096, values: Compressor | None = No
     """Average the `ratio` of the gradient's entries that are largest on each rank, with error feedback.
 
     Sends (n − 1) (b + log₂(chunk) / 8) bytes for each entry kept: b bytes for its value (4 in fp32, or the bytes of a
-    value in `values`), and 12 bits for its place by default. Costs an fp32 copy of the gradients. Deterministic:
+    value in `values`), and 12 bits for its position by default. Costs an fp32 copy of the gradients. Deterministic:
     contributions are added one rank after another.
 
     Args:
@@ -186,8 +186,8 @@ class TrackedMean(Around):
 def ef21(compressor: Compressor = TopK(0.01), momentum: float = 0.0) -> Rule:
     """Average gradients: ranks send compressed changes, with an error that vanishes (EF21).
 
-    Sends (n − 1) times the packed gradients, by default (n − 1) · 0.055 bytes a value; costs two fp32 copies of
-    the gradients, and one more with momentum. Attach it to a plain SGD, or to any optimizer without momentum.
+    Sends (n − 1) times the packed gradients, by default (n − 1) · 0.055 bytes a value. Costs memory for two fp32 copies
+    of the gradients, and one more with momentum. Attach it to plain SGD, or to any optimizer without momentum.
 
     Args:
         compressor: any, sparse or dense.
@@ -268,8 +268,8 @@ def qadam(
 ) -> Rule:
     """Train by Adam with a momentum averaged in 8 bits after a warm-up. Attach it to `torch.optim.SGD(params, lr)`.
 
-    Sends as much as `gradient_allreduce` in the warm-up, and a quarter of it from then on; costs two fp32 copies of
-    the gradients, as Adam does, and one more with error feedback.
+    Sends as much as `gradient_allreduce` in the warm-up, and a quarter of it afterwards. Costs memory for two fp32
+    copies of the gradients, as Adam does, and one more with error feedback.
 
     Args:
         warmup_steps: T, at least 1; long enough for the variance to settle.

@@ -1,4 +1,4 @@
-"""Local steps: ranks train alone, and average their weights now and then.
+"""Local steps: ranks train alone, and average their weights only at intervals.
 
 **local_sgd.** Train alone for some steps, then average the weights.
 
@@ -89,7 +89,7 @@ def local_sgd(every: Every = 8, start: Bound = 0) -> Algorithm:
 
 @checked
 def async_model_average(warmup_steps: int = 0, interval: float = 0.0) -> Algorithm:
-    """Average the weights as often as the network allows; stragglers slow nobody down.
+    """Average the weights as often as the network allows. Stragglers do not slow down other ranks.
 
     Each flight sends 2 (n − 1)/n times the size of the weights. Ranks may make different numbers of steps: a rank that
     has ended takes part with weight 0 until all have ended. A checkpoint does not contain flights in progress.

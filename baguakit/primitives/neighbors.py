@@ -148,7 +148,7 @@ def is_mean(topology: Topology, size: int, round: int) -> bool:
     return all(len(row) == size and set(row.values()) == {1 / size} for row in rows)
 
 
-# Ranks that name their own peers must agree on who sends to whom before anything is sent.
+# If ranks choose their own peers, they must agree on senders and receivers before anything is sent.
 HEARS, SENDS, ASKS, WRONG = 1, 2, 4, 8  # flags that a rank sets for another rank; the last two for itself
 
 
