@@ -23,7 +23,7 @@ def test_every_dense_compressor_is_on_the_page():
     written = [each.compress(x) for each in compressors()]
     for name in set(bk.compressors.__all__) - {"Compressor", "TopK"}:
         packed = getattr(bk.compressors, name)().compress(x)
-        assert any(torch.equal(packed, each) for each in written), name
+        assert any(torch.equal(packed, each) for each in written), f"add {name} to bench/accuracy/formats.py"
     assert FOUND["formats"] == [
         {"name": each.name, "bits": each.bits, "ours": each.compressor is not None} for each in formats()
     ]

@@ -157,8 +157,8 @@ def keeping(dtype, chunk, lost):
 
 def kernels():
     """The names of all kernels there are."""
-    names = [module.name for module in pkgutil.iter_modules(baguakit.kernels.__path__)]
-    modules = [importlib.import_module(f"baguakit.kernels.{name}") for name in names]
+    names = [module.name for module in pkgutil.walk_packages(baguakit.kernels.__path__, "baguakit.kernels.")]
+    modules = [importlib.import_module(name) for name in names]
     return {x.__name__ for module in modules for x in vars(module).values() if isinstance(x, JITFunction)}
 
 

@@ -208,5 +208,5 @@ def twin_of(format: Format) -> ModuleType:
             raise
         raise NotImplementedError(
             f"the format {format!r} has a definition and no Triton functions, which GPUs need: "
-            f"write {name}.py, with measure, encode and decode, or keep its tensors on the CPU"
+            f"write {name.replace('.', '/')}.py, with measure, encode and decode, or keep its tensors on the CPU"
         ) from None
