@@ -224,7 +224,7 @@ def check_averaged(name: str, x: Tensor) -> None:
 
 
 def check_apart(params: Sequence[Tensor]) -> None:
-    """Raise a ValueError if two of `params` share memory: a store to one would overwrite the other."""
+    """Raise a ValueError if dense `params` share memory, or one was expanded: a store to one would change others."""
     ends = []
     for i, p in enumerate(map(local, params)):
         if any(n > 1 and not s for n, s in zip(p.shape, p.stride(), strict=True)) and p.numel():

@@ -332,7 +332,7 @@ class Place(Declared):
     def shards(self, b: float, q: float, P: int = 1) -> Cost:
         """Return the cost of n shards of b bytes: each is sent to its owner, and then around a ring to all ranks.
 
-        The computation takes q seconds as well, in P pieces, one after another.
+        Besides, a rank computes for q seconds. The work is cut into P pieces, which are sent one after another.
         """
         each, to, around = (self.ranks - 1) * b, self.link.to_all, self.link.exchange
         w, u = to.seconds(each) + around.seconds(each), (to.busy + around.busy) * each

@@ -294,7 +294,7 @@ def low_precision_decentralized(
 
 @dataclass(frozen=True, repr=False)
 class Choco(Gossip):
-    """CHOCO:  q ← Q(x − r);  r ← r + q;  x ← x + γ (W r − r), with separate r for each round of W's period."""
+    """CHOCO, with a replica r for each round of W's period:  q ← Q(x − r);  r ← r + q;  x ← x + γ (W r − r)."""
 
     gamma: float = 0.5
     needs = ("doubly_stochastic",)

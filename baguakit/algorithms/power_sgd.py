@@ -187,7 +187,7 @@ def orthonormal(matrices: list[Tensor], together: bool) -> list[Tensor]:
 
 
 def around_first(view: Tensor) -> tuple[list[int], list[int]]:
-    """Return the dimensions outside the first one in memory, and those inside it."""
+    """Return the dimensions with larger strides than the first dimension, and the others; large strides come first."""
     length, stride = view.shape[0], view.stride()
     others = sorted(range(1, view.dim()), key=lambda dim: -stride[dim])
     outer = [dim for dim in others if stride[dim] > stride[0] and length > 1 < view.shape[dim]]

@@ -22,7 +22,7 @@ UNSTEPPED = 1000  # backward passes: more than are accumulated for a step
 class Hooks:
     """The hooks of an attachment.
 
-    The constructor sets them. They follow the parameters of the engine's buckets, and are removed at the engine's end.
+    The constructor sets them. `follow` hooks the parameters of new buckets. The engine's end removes all hooks.
     """
 
     def __init__(self, engine: Engine) -> None:

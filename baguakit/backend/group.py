@@ -137,8 +137,8 @@ class BaguaGroup(Methods):
     def _passed(self, call: Call, why: str) -> Work:
         """Pass a collective to the inner group.
 
-        On a GPU a separate lane waits for NCCL's work. This work counts as ended once a connection breaks, although its
-        kernel still waits. An event on the lane does not count as ended, and the monitor watches this event.
+        On a GPU, NCCL reports its work as ended once a connection breaks, although the kernel still waits. So a lane
+        waits for the work, and the monitor watches an event on that lane, which does not end before the kernel.
         """
         if other := next((x.dtype for x in call.whole if x.is_cpu and x.dtype not in SENT), None):
             raise TypeError(f"{call.operation}: gloo does not send {other}; send the bytes, x.view(torch.uint8)")

@@ -88,8 +88,8 @@ def backend_of(group: Any, kind: str) -> str:
 def store_of(group: Any, name: str) -> Any:
     """Return the key-value store through which the ranks of a group connected, with the key prefix `name`.
 
-    It uses a second connection, which a wait on the first does not block; its users make no calls that block. This
-    connection is made once: TCPStore resolves the name of a new client, which can block all clients for seconds.
+    It uses a second connection, so that a wait on the first does not block it. Its users must not block. It is made
+    only once: TCPStore looks up the name of each new client, and this can block all clients for seconds.
     """
     if group not in _connections:
         store = group.get_group_store()

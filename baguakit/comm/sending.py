@@ -103,7 +103,7 @@ def _device_of(group: Any) -> torch.device:
 class SentFormat(NamedTuple):
     """The format that was requested for a flight, and the format in which the flight sent values.
 
-    A flight holds objects. A report holds their text, from `in_words`, so that text is made only for reports.
+    In a flight the fields are objects; in a report they are text, which `in_words` makes only for reports.
 
     Attributes:
         asked: the requested format; in a report an expression.

@@ -49,8 +49,8 @@ SUBCOMMANDS = (
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, and return the exit status.
 
-    Under torchrun only rank 0 prints. If rank 0 has the same error, the other ranks exit with 0: if another rank failed
-    first, torchrun would end rank 0 before it could print.
+    Under torchrun only rank 0 prints output, and the errors that all ranks have. The others then exit with 0: if one of
+    them failed first, torchrun would end rank 0 before it prints. An OSError or RankError is printed by each rank.
     """
     before, first = signal.signal(signal.SIGINT, interrupt), leads()
     parser = argparse.ArgumentParser("baguakit", description=DESCRIPTION, formatter_class=RawDescriptionHelpFormatter)

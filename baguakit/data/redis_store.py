@@ -138,13 +138,13 @@ class RedisStore(Store):
         return f"{self.prefix}:{key[:DATASET].hex()}:{key[DATASET:].hex()}"
 
     def _ask(self, host: int, request: Callable[[Any], T]) -> T:
-        """Return the reply of one server. Raise StoreError if it fails; without a request if it has failed recently."""
+        """Return a server's reply. Raise StoreError if it fails; if it failed recently, raise without a request."""
         until, reason = self._away[host]
         if time.monotonic() < until:
             raise StoreError(reason)
         try:
             return request(self._clients[host])
-        except self._redis.exceptions.OutOfMemoryError:
+        except self._redis.exceptions.OutOfMemoryError:  # the server has not failed: `put` returns False
             raise
         except (self._redis.RedisError, OSError) as error:
             reason = f"Redis at {self.hosts[host]} failed: {type(error).__name__}: {error}"

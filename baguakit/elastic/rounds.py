@@ -137,7 +137,7 @@ class Rounds:
         settings, began, lines = self.settings, time.monotonic(), 0
         search = Search(f"{settings.host}:{settings.port}")
         found: Future[Round] = Future()
-        # On a thread: if the store does not answer, a call of it never returns.
+        # This runs on a thread, because a call to a store that does not answer never returns.
         run(partial(self._find, found, search), "meeting")
         try:
             while not (found.done() or (self.leaving and search.silence())):

@@ -247,9 +247,9 @@ class GradientRunner(RuleRunner):
         return self.ids if all(landed) else list(compress(self.ids, landed))
 
     def used(self, flags: Flags, i: int, state: Tensor) -> Tensor | None:
-        """Return which values of a state of bucket `i` belong to gradients that some rank has: bools, or None for all.
+        """Return a bool for each value of a state of bucket `i`: whether any rank has its gradient. None: all are True.
 
-        A state of another shape than the bucket belongs to all parameters of the bucket.
+        For a state of another shape than the bucket, return one bool: whether any rank has a gradient of the bucket.
         """
         if flags.mine.count(1) == len(flags.mine):
             return None
@@ -281,9 +281,9 @@ class GradientRunner(RuleRunner):
         self.flown = False
 
     def landed_on(self, i: int, reached: set[Tensor]) -> bool:
-        """Return True if a second backward has added gradients of bucket `i` to the gradients of the first one.
+        """Return True if a second backward has added to the gradients that the first backward left in bucket `i`.
 
-        The second one has accumulated gradients of the parameters in `reached` so far.
+        The second backward has accumulated gradients of the parameters in `reached` so far.
         """
         bucket = self.buckets[i]
         pairs = [(p, view) for p, view in zip(bucket.params, bucket.views, strict=True) if is_view(p.grad, view)]

@@ -155,7 +155,7 @@ class Decisions:
             runner.channel.monitor.wait_for(collective)
 
     def settle_all(self, but: int) -> None:
-        """Do what `settle` does. If the network fails, decide from the results of this rank alone."""
+        """Wait for all decisions but the newest `but`. If a rank is lost, decide from the results of this rank alone."""
         lanes = {runner.channel.lane for runner, _ in self._under_way}
         try:
             self.settle(but)
@@ -227,9 +227,9 @@ class Life(Generic[AnySetup]):
     # The state
 
     def check(self) -> None:
-        """Raise the PeerError that the monitor has found. On a GPU, results after it may come from an unfinished sum.
+        """Raise the PeerError that the monitor has found, if any. On a GPU, later results may be unfinished sums.
 
-        If the ranks of the group may change, nothing is raised: the host has waited for every flight.
+        Raise nothing if the ranks of the group may change: there the host has already waited for every flight.
         """
         if not self.comm.membership.changes:
             self.runtime.monitor.check()

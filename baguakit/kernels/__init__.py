@@ -1,1 +1,1 @@
-"""Wire formats and fused updates. Each has a definition in PyTorch and Triton kernels that give the same bits."""
+"""Wire formats and fused updates. Each has a PyTorch definition, and Triton kernels that give the same bits."""

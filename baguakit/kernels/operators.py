@@ -25,11 +25,11 @@ imported = cache(import_module)  # Triton is imported at the first kernel: where
 
 
 class Operator(Generic[Result]):
-    """A function of a tensor and other arguments, called as an operator of torch where it is recorded.
+    """A function of a tensor and other arguments. While torch records (compiles, traces), it is called as an operator.
 
     It has no gradient. `mutates` names the arguments that it overwrites. These have no defaults, because torch 2.11
     does not find a mutated argument that is left out. `fake` returns tensors of the shapes of the results, if there are
-    results. `name` is the name of the operator, if it is not that of the function.
+    results. `name` is the name of the operator; by default, the name of the function.
     """
 
     def __init__(

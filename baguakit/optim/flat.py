@@ -89,7 +89,7 @@ class Flat:
         )
 
     def load(self) -> None:
-        """Copy weights and gradients into the flat tensors."""
+        """Copy weights and gradients into flat tensors, except those that are already adjacent in memory."""
         self.param.data = self._weights
         if self._views:
             torch._foreach_copy_(self._views, self._locals)

@@ -286,7 +286,7 @@ def warn_of_shared_cards(channel: Channel, packs: Sequence[Any]) -> None:
 
 
 def packs_flat(rule: Rule) -> bool:
-    """Return whether a rule compresses a mean of all ranks in each step, outside of `Hierarchical`."""
+    """Return whether a rule without `Hierarchical` compresses a mean of all ranks in every step."""
     stages = rule.stage.whole() if rule.every == 1 else []
     packs = any(each.same_on_all_ranks and any(c.dense for c in each.compressors()) for each in stages)
     return packs and not any(each.shards for each in stages)

@@ -62,7 +62,7 @@ class Plan(Declared):
         best: the row picked. Of all rows within 2 % of the fastest, it is the one whose algorithm was named first, then
             the one with the fewest flows and buckets. If no algorithm was named, the algorithm must keep DDP's loss.
         network, compute: the measurements that the predictions follow from.
-        left_out: {expression: reason why it cannot work in this group}, for algorithms that were not named.
+        left_out: {expression: reason why it has no rows}, for algorithms that were not named.
     """
 
     rows: tuple[Prediction, ...]

@@ -2,31 +2,31 @@
 
 f, b and o are the seconds of forward, backward and optimizer without communication. After the algorithm's warm-up:
 
-    during_backward     flight i is launched when backward has made its gradients, at f + r_i, and lands by f + b;
+    during_backward     a flight is launched when backward has made its gradients, and lands by f + b;
                         with a delay all flights overlap one whole step, whatever the delay
     between_steps       all flights are launched at 0 and land by f + b
     after_step          all flights run after the step, without overlap
     after_step(delay=d) flights are launched after a step, and land d steps later
     free_running        one flight after another; training does not wait
 
-Rules share a lane: all flights that overlap f + b are one sequence. The time of a step is the time of that sequence,
-plus o, plus the copies of weights into buckets and back. A flight in every k-th step counts 1/k.
+Rules share a lane: their flights that overlap forward and backward run in one sequence. A step takes the time of this
+overlap, plus o, plus the copies of weights into buckets and back. A flight in every k-th step counts 1/k.
 
-Overlap: training computes for W seconds. Flight i is launched after r_i of these seconds, and takes T_i seconds. In z_i
-of them the machine's processor works. Flights run in order on one lane. A flight may run for B_i of its T_i seconds on
-a second lane (see `baguakit.lanes`):
+Overlap: training computes for W seconds. Flight i is launched after r_i of these, and takes T_i seconds; the machine's
+processor works for z_i seconds of the flight. Flights run in order on one lane. A flight may run for B_i of its T_i
+seconds on a second lane (see `baguakit.lanes`):
 
     this lane           a_1     a_2  c_1     a_3  c_2   …     a_i = c_i = (T_i − B_i)/2
     second lane              b_1        b_2                   b_i = B_i
 
-While training and flights run, they share the processor, with the crowding κ. ρ is the sum of z/T over the flights that
-run at that time (z/T is the processor's share of a flight):
+While training and flights run, they share the processor, with the crowding κ (see `Network`). ρ is the sum of z/T over
+the flights that run at that time (z/T is the processor's share of a flight):
 
-    the flights run at the rate     s = min(1, (1 − κ/2)/ρ)       their full rate, up to half of one core
+    the flights run at the rate     s = min(1, (1 − κ/2)/ρ)       their full rate while ρ ≤ 1 − κ/2
     training runs at the rate       1 − κ ρ s
 
 Without crowding (κ = 0) and on one lane, flight i lands at c_i = max(r_i, c_{i−1}) + T_i, and the step ends at
-max(W, c_last). Many equal flights on two lanes take max(Σ (T − B), Σ B), plus the rest of one flight.
+max(W, c_last). Many equal flights on two lanes take max(Σ (T − B), Σ B), plus the part of one that nothing overlaps.
 
 The effect of an algorithm on training, compared with DDP, follows from the declarations of its stages. Only training
 shows whether another trajectory is as good: `measured.json` has results of a small GPT (`python -m bench.frontier`).

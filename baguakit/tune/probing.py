@@ -41,17 +41,17 @@ SIDE, PRODUCTS = 192, 16  # of matrices that fit in the cache; products long eno
 
 
 def fit(times: Mapping[int, Sequence[float]]) -> Line:
-    """Return the line α + β b through measured times, for t_b the median of the times of b bytes.
+    """Return the line α + β b through measured times; t_b is the median of the times of b bytes.
 
-    First, of the lines through two of the points (or through one point, with α = 0 or β = 0), take that with the least
+    First, take the line through two of the points (or through one, with α = 0 or β = 0) that has the least sum
 
         Σ_b |log((α + β b)/t_b)|
 
-    Small messages count as much as large ones here, and outliers count little. Then use the points near that line. Take
-    the β that minimises  Σ_b b ((α + β b)/t_b − 1)²: long messages are timed best, and β matters most for them. For
-    this β, take the α that minimises the same sum without the factor b.
+    Small messages count as much as large ones here, and outliers count little. If fewer than three points are near this
+    line, return it. Otherwise use the near points. Take the β that minimises  Σ_b b ((α + β b)/t_b − 1)²: long messages
+    are timed best. For this β, take the α that minimises the sum without the factor b. Neither is less than 0.
 
-    `times` is {bytes: seconds}. Raises a ValueError unless there are two sizes, and all numbers are positive.
+    `times` is {bytes: seconds}. Raises a ValueError if there are fewer than two sizes, or a number is not positive.
     """
     b, t = np.array([(float(size), median(each)) for size, each in times.items()]).reshape(-1, 2).T
     if len(b) < 2 or min(*b, *t) <= 0:

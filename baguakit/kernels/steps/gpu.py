@@ -87,7 +87,7 @@ def gradients(record, tile, at, inside, G, WIDE, BLOCK, LINE, TILE):
         begin = tile * TILE + tl.arange(0, TILE // LINE) * LINE  # of the lines
         words = (row + (n + 15) // 16 * 16 + begin // BLOCK * 8).to(tl.pointer_type(tl.uint64))
         word = load(words, None if inside is None else begin < n)
-        # Four codes per thread, as many as fp32 weights in 16 bytes. A packed row begins at a fitting address.
+        # A thread loads four codes, and four fp32 weights (16 bytes). Rows begin at aligned addresses.
         codes = load(tl.multiple_of(row + at, [4, 4]) if WIDE else row + at, inside)
         return tl.trans(decode(tl.trans(codes), word, PACKED))  # there a block is a column
 
