@@ -13,11 +13,11 @@ is modelled by a straight line: a message of b bytes takes α + β b seconds. Fo
 sockets. The messages of a ring do not share a link: each link has one sender. Thakur, Rabenseifner and Gropp 2005,
 "Optimization of Collective Communication Operations in MPICH".
 
-An exchange takes w seconds on the link; the machine's processor works in u of these w seconds. It takes q seconds to
-compress, add and copy. P is the number of pieces that are sent one after another (1 on a GPU):
+An exchange takes w seconds on the link; the machine's processor works in u of these w seconds. Compressing, adding and
+copying take q seconds. P is the number of pieces that are sent one after another (1 on a GPU):
 
     z = q + u                          the machine's own work
-    T = m + (q + w − m)/P              with m = max(w, z): the busier of the two, and one piece on the other
+    T = m + (q + w − m)/P              with m = max(w, z): the busier of link and machine, and a piece of the other
 
 Letters of the stages' costs: N values of e bytes, S = N e; n ranks; k neighbours; row(N) bytes of N packed values.
 Copies are counted in passes over the values, a read and a write each, as the stages make them.

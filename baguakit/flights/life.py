@@ -155,7 +155,7 @@ class Decisions:
             runner.channel.monitor.wait_for(collective)
 
     def settle_all(self, but: int) -> None:
-        """Wait for all decisions but the newest `but`. If a rank is lost, decide from the results of this rank alone."""
+        """Wait for all decisions but the newest `but`. If a rank is lost, decide from this rank's results alone."""
         lanes = {runner.channel.lane for runner, _ in self._under_way}
         try:
             self.settle(but)

@@ -14,13 +14,13 @@ same step: NCCL kernels that are launched in different orders wait for each othe
 all-reduces of a few numbers, one after another on a thread:
 
     Σ weights                         when all ranks have joined
-    max c       c: the rank's step then
+    max c       c: the rank's step at that time
     max d, min d      d: its step when it knows max c
 
 In such a program ranks are never more than a step apart. Every c was read before any d, so max c ≤ min d + 1, however
 late messages are. If max c ≤ min d + `AHEAD`, all ranks launch in the step max d + 1. Otherwise there are stragglers,
-hence no such collectives, and each rank launches at once. In the step d + 1 a rank waits for the result: for 16 bytes
-from the network, not for steps of other ranks.
+so the program has no such collectives: each rank launches at once. In the step d + 1 a rank waits for the result: for
+16 bytes from the network, not for steps of other ranks.
 """
 
 import threading

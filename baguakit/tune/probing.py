@@ -1,8 +1,8 @@
 """Measurements: the speed of machines, the links between them, and the computation of a training step.
 
 Ranks of one machine share its cores and its memory, and in training they do the same work at the same time. So all
-ranks begin together and repeat the work until each rank has run on the cores several times. The speed is the mean: the
-median would come from repetitions in which no other rank ran. Lines are fitted to the times of messages.
+ranks begin together and repeat the work until each rank has run on the cores several times. The speed is the mean: a
+median would describe only repetitions in which no other rank ran. Lines are fitted to the times of messages.
 """
 
 import time
