@@ -359,7 +359,7 @@ def scatter(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:
         return _scatter(stage, x, comm, None)
     e = state["residual"]
     lost = torch.zeros_like(e)
-    shard = _scatter(stage.inner, x + e, comm, lost)
+    shard = _scatter(stage.inner, torch.add(x, e, alpha=stage.decay), comm, lost)
     # Only one rank sees that its shard is not finite, but then all ranks must keep their old residuals.
     is_finite = finite(shard).float()
     update_if_finite_(e, lost, where=comm.all_reduce(is_finite, ReduceOp.MIN) > 0)

@@ -98,14 +98,21 @@ def test_within_a_group_compression_loses_once_and_sends_a_quarter(n):
     assert sum(bool(r.any()) for r in residuals) > n
 
 
-def test_error_feedback_within_a_group_loses_nothing_for_ever():
-    """Σ_t result_t + mean(e_T) = Σ_t mean(g_t), shard by shard."""
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+def test_error_feedback_within_a_group_loses_nothing_but_by_decay(decay):
+    """Σ_t result_t + mean(e_T) + (1 − β) Σ_{t < T} mean(e_t) = Σ_t mean(g_t), shard by shard."""
+
+    def left(saved, plain, size):
+        """What all ranks own of each parameter, without the padding."""
+        rows = [torch.cat([saved[f"{name}[{r}/{size}]"]["residual"] for r in range(size)]) for name in plain]
+        return torch.cat([row[: p.shape[0]].flatten().double() for row, p in zip(rows, plain.values(), strict=True)])
 
     def run():
         comm, size, rank = bk.Comm(), dist.get_world_size(), dist.get_rank()
         module, plain = sharded(line()), net()
         total, owed = 0, 0
-        with bk.interop.fsdp(module, feedback(bk)) as handle:
+        lost = []
+        with bk.interop.fsdp(module, bk.stages.ErrorFeedback(compressed(bk), decay=decay)) as handle:
             for step in range(5):
                 module.zero_grad()
                 plain.zero_grad()
@@ -113,15 +120,13 @@ def test_error_feedback_within_a_group_loses_nothing_for_ever():
                 loss(plain, rank, step).backward()
                 total = total + torch.cat([p.grad.full_tensor().flatten().double() for p in module.parameters()])
                 owed = owed + torch.cat([p.grad.flatten().double() for p in plain.parameters()])
-            saved = handle.state_dict()["rules"]["0"]["parameters"]
-        left = []
-        for name, p in plain.named_parameters():  # what all ranks own of each parameter, without the padding
-            rows = torch.cat([saved[f"{name}[{r}/{size}]"]["residual"] for r in range(size)])
-            left.append(rows[: p.shape[0]].flatten().double())
-        return total, bk.primitives.mean_(owed - torch.cat(left), comm), torch.cat(left).norm()
+                saved = handle.state_dict()["rules"]["0"]["parameters"]
+                lost.append(left(saved, dict(plain.named_parameters()), size))
+        gone = (1 - decay) * sum(lost[:-1])
+        return total, bk.primitives.mean_(owed - lost[-1] - gone, comm), lost[-1].norm()
 
-    for total, owed, left in ranks(2, run):
-        assert left > 0
+    for total, owed, last in ranks(2, run):
+        assert last > 0
         torch.testing.assert_close(total, owed, rtol=0, atol=1e-5)
 
 
