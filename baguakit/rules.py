@@ -335,10 +335,10 @@ def after_step(
 def free_running(
     stage: Stage, *, interval: float = 0.0, start: Bound = 0, stop: Bound | None = None, where: Where | None = None
 ) -> Rule:
-    """Return a rule on weights that exchanges continuously; training never waits:  x ← x + (result − x at launch).
+    """Return a rule on weights that exchanges continuously in the background:  x ← x + (result − x at launch).
 
-    A flight carries all buckets. Ranks agree on each flight on the host at the ends of their steps; a rank that has
-    ended takes part with weight 0 until all have ended. The stage must be an average with an equal result on all ranks.
+    A flight carries all buckets; no step waits for it. Ranks agree on each flight at the ends of steps, where the host
+    may wait. An ended rank has weight 0. The stage must be an average without state, with an equal result on all ranks.
 
     Args:
         stage: the exchange of the weights: `Mean()`, `CompressedMean()`, or one of them in `Hierarchical`.

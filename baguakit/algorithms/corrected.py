@@ -157,10 +157,10 @@ class ExactDiffusion(OnGraph):
 
 @checked
 def exact_diffusion(topology: Topology = Ring()) -> Rule:
-    """Train by decentralized SGD that reaches the minimum of the mean loss on non-IID data, too, for half the bytes.
+    """Train by decentralized SGD that reaches the minimum of the mean loss on non-IID data, too.
 
-    It sends half the bytes of `gradient_tracking`: the weights, in fp32 at least, to each neighbour. It costs memory
-    for a copy of the weights. Use plain SGD. Heavy-ball momentum has the same fixed point; Adam has another one.
+    Sends the weights, in fp32 at least, to each neighbour: half the bytes of `gradient_tracking` on the same graph with
+    fp32 weights. Costs memory for a copy of the weights. Use plain SGD. Momentum keeps the fixed point; Adam moves it.
 
     Args:
         topology: static, symmetric and doubly stochastic.

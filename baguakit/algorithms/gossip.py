@@ -28,21 +28,21 @@ Functions on Time-Varying Directed Graphs", arXiv:1406.2075; Assran et al. 2019 
 
 **low_precision_decentralized.** DCD-SGD: ranks send compressed differences from replicas that their neighbours know.
 
-For r_i the replica of rank i and q_i the compressed difference that it sends, r_i ← r_i + q_i on every rank that keeps
-r_i; W is the mixing matrix, x_i the weights after a local step, and Q the compressor. Only q_i is sent. A rank keeps
-its own r_i and the sum s_i = Σ_{j ≠ i} w_ij r_j: two copies of the model for any number of neighbours.
+For r_i the replica of rank i, W the mixing matrix, x_i the weights after a local step, and Q the compressor: rank i
+sends only q_i, the compressed difference. It keeps its own r_i and the sum s_i = Σ_{j ≠ i} w_ij r_j, to which it adds
+w_ij q_j for each neighbour j: two copies of the model for any number of neighbours.
 
     q_i ← Q(x_i − r_i + (W r)_i − r_i);   r_i ← r_i + q_i;   x_i ← r_i
 
 Tang et al. 2018, "Communication Compression for Decentralized Training" (DCD-PSGD), arXiv:1803.06443.
 
-**choco.** CHOCO-SGD: with a step size, and with one pair of replicas for each round.
+**choco.** CHOCO-SGD: as DCD, but with a step size γ, and with separate r_i and s_i for each round of the period.
 
     q_i ← Q(x_i − r_i);   r_i ← r_i + q_i;   x_i ← x_i + γ ((W r)_i − r_i)
 
-W may change from round to round. The ranks that hear a rank in one round of the period do not hear it in the other
-rounds, so there are separate r_i and s_i for each round. With one peer a round, a rank sends one compressed message a
-step for any number of ranks, and keeps 2 ⌈log₂ n⌉ copies of the weights.
+W may change from round to round. Only ranks that hear rank i in a round get its q_i, and other ranks may hear it in
+the next one, so each round has its own r_i and s_i. With `OnePeerExact()`, a rank sends one compressed message a step
+for any number of ranks; for n a power of two, it keeps 2 log₂ n copies of the weights.
 
 Koloskova, Stich and Jaggi 2019, "Decentralized Stochastic Optimization and Gossip Algorithms with Compressed
 Communication", arXiv:1902.00340.

@@ -109,14 +109,14 @@ def bytegrad(
 
 @checked
 def top_k(ratio: float = 0.01, chunk: int = 4096, values: Compressor | None = None, decay: float = 1.0) -> Rule:
-    """Average the `ratio` of the gradient's entries that are largest on each rank, with error feedback.
+    """Average the gradient's entries of largest magnitude, a share `ratio` on each rank, with error feedback.
 
     Sends (n − 1) (b + log₂(chunk) / 8) bytes for each entry kept: b bytes for its value (4 in fp32, or the bytes of a
     value in `values`), and 12 bits for its position by default. Costs an fp32 copy of the gradients. Deterministic:
     contributions are added one rank after another.
 
     Args:
-        ratio: the share of entries that a rank sends, of each chunk of a bucket; above 0 and at most 1.
+        ratio: the share of each chunk's entries that a rank sends; above 0 and at most 1.
         chunk: how many entries a chunk has: a power of two, 64 to 4096.
         values: how the entries sent are compressed, a dense format such as `UInt2()`; None: in fp32.
         decay: β, the decay of the error, from 0 to 1. With less than 1, entries that are not sent fade out.

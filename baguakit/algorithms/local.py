@@ -171,7 +171,7 @@ class OuterStep(Stage):
             return x.copy_(stepped)
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of `inner`, in fp32 at least, and of 11 copies."""
+        """Return the cost of `inner`, on data in fp32 at least, plus the time of copying such data 11 times."""
         wide = load.at_least_fp32
         return self.inner.cost(wide, place) + place.copies(11, wide.size)
 
@@ -203,7 +203,7 @@ def diloco(
         every: H, the number of local steps; or, with one fragment, a function as in `bk.after_step`.
         optimizer: the class of the outer optimizer. On CUDA the host waits at every flight if this class cannot count
             its steps on the device (`capturable`), such as Adagrad.
-        inner: the average of the distances; `ErrorFeedback(CompressedMean())` sends a quarter of the bytes.
+        inner: the average of anchor − weights; `ErrorFeedback(CompressedMean())` sends a quarter of the bytes.
         delay: the number of steps after which the result is applied; training continues meanwhile.
         fragments: the number of fragments of similar size that weights are divided into.
         mix: α, as in `bk.after_step`: how much of a rank's own weights stays when a result lands. None keeps all

@@ -285,7 +285,7 @@ class Comm:
             self._sent[self._part] = self._sent.get(self._part, 0) + nbytes
 
     def agree_on_shares(self) -> Flows | None:
-        """Return the flows, or None, after an agreement on their shares. All ranks call it before each collective."""
+        """Return the flows, if any. All ranks call it before each collective; every 16th call agrees on new shares."""
         if (flows := self._flows.get(self._part)) is not None:
             flows.settle(self.met)
         return flows
@@ -299,14 +299,14 @@ class Comm:
     # message is longer than its tensor, and accepts a shorter one. Tags have length and call, so that neither arrives.
 
     def receive_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
-        """Begin to receive `x` from `peer`; return the work to `.wait()` for."""
+        """Begin to receive `x` from `peer`; return the work. Call its `.wait()` before `x` is read."""
         tag = self._tag(x, peer, tag)
         if (flows := self._flows.get(self._part)) is not None:
             return flows.begin(x.view(-1), lambda s, group: group.recv([x.view(-1)[s]], peer, tag))
         return self.group.recv([x], peer, tag)
 
     def send_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
-        """Begin to send `x` to `peer`; return the work to `.wait()` for before `x` is overwritten."""
+        """Begin to send `x` to `peer`; return the work. Call its `.wait()` before `x` is overwritten."""
         tag = self._tag(x, peer, tag)
         self._count(x.nbytes)
         if (flows := self._flows.get(self._part)) is not None:

@@ -17,7 +17,7 @@ from ..ranks import Ranks
 
 @contextlib.contextmanager
 def crew(size: int) -> Iterator[tuple[int, Callable[..., list[Any]]]]:
-    """Yield the number of ranks, and a function that calls `function(kept, *args)` on all ranks, for a block.
+    """Yield (n, run) for a `with` block: n ranks; `run(function, *args)` calls `function(kept, *args)` on each rank.
 
     `kept` is a dict on each rank that lasts for the block. Under torchrun all its ranks are used, whatever `size` is.
     """

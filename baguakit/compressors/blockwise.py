@@ -77,13 +77,13 @@ class Blockwise(Compressor):
 class Uniform(Blockwise):
     """One to eight bits per value: each block has a uniform grid of 2ᵇ levels, for b bits.
 
-    The grid spans the block's minimum to its maximum and contains zero. The error is at most (max − min) / 2 (2ᵇ − 1),
-    times 1.008 for fewer than eight bits. With `rotate=True`, a block is first multiplied by a Hadamard matrix with
-    random signs, the same on all ranks. Its values become nearly normal, whatever they were, and the error no longer
-    depends on the largest value. The error is then spread over all values of the block, zeros too. For up to three bits
-    with rotation, and always for one bit, the grid is centred at zero, with the step of least error for normal values.
-    A block adds 4 bytes (8 bytes for `bits=8` without rotation). With fewer than eight bits, use error feedback when
-    gradients are averaged.
+    The grid spans the block's minimum to its maximum; levels are multiples of the step. With rounding to nearest, the
+    error is at most (max − min) / 2 (2ᵇ − 1), times 1.008 for fewer than eight bits. With `rotate=True`, a block is
+    first multiplied by a Hadamard matrix with random signs, the same on all ranks. Its values become nearly normal, and
+    the error no longer depends on the largest value. The error is then spread over all values of the block, zeros too.
+    For up to three bits with rotation, and always for one bit, the grid is centred at zero, with the step of least
+    error for normal values. A block adds 4 bytes (8 bytes for `bits=8` without rotation). With fewer than eight bits,
+    use error feedback when gradients are averaged.
 
     Args:
         bits: the number of bits per value, 1 to 8.
@@ -108,10 +108,10 @@ class Uniform(Blockwise):
 
 @dataclass(frozen=True, repr=False)
 class MinMaxUInt8(Blockwise):
-    """Eight bits per value: each block has a grid of 256 levels from its minimum to its maximum, which contains zero.
+    """Eight bits per value: a block has 256 levels from its minimum to its maximum, each a multiple of the step.
 
-    The error is at most (max − min) / 510 of the block, plus a few ulps; zeros and blocks of equal values are exact. A
-    block adds 8 bytes: 8.125 bits a value. The bytes equal those of `Uniform(8, 512, rotate=False)`.
+    The error is at most (max − min) / 510 of the block, or with `stochastic` / 254, plus a few ulps. Zeros and blocks
+    of equal values are exact. A block adds 8 bytes: 8.125 bits a value. Bytes equal `Uniform(8, 512, rotate=False)`.
 
     `block` and `stochastic` are as in `Uniform`.
     """
@@ -259,7 +259,7 @@ class BFloat16(Cast):
 class Float16(Cast):
     """Sixteen bits a value: float16 on the wire, sums in fp32.
 
-    Values beyond 65504 become infinite, and so does their residual. BFloat16() has the range of fp32.
+    Values of magnitude 65520 or more become infinite, and so does their residual. BFloat16() has the range of fp32.
     """
 
     dtype = torch.float16

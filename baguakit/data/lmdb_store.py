@@ -273,7 +273,7 @@ def boot_id() -> str | None:
 
 
 def read_state(path: Path) -> dict[str, Any] | None:
-    """Return the content of `state.json`; None if the directory holds no store."""
+    """Return the content of `state.json`; None if it cannot be read or is no JSON object."""
     try:
         state = json.loads((path / "state.json").read_bytes())
     except (OSError, ValueError):

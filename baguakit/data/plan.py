@@ -285,7 +285,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Told:
-    """The numbers that a rank tells the others at a change."""
+    """The values that a rank tells the other ranks when the group changes."""
 
     id: int  # of the rank, equal in all groups
     version: int  # of its record; -1 if it has none

@@ -290,7 +290,7 @@ class GradientRunner(RuleRunner):
         added = sum(p in reached for p, _ in pairs)
         if added == 0 or sum(map(VERSION, bucket.views)) - self.versions[i] <= added:  # nobody has zeroed them
             return added > 0
-        # Zeroed or clipped: gradients that this backward has not reached yet are 0 only if they were zeroed.
+        # Zeroed or clipped. If the gradients that this backward has not reached yet are all 0, they were zeroed.
         return any(bool(view.any()) for p, view in pairs if p not in reached)
 
 

@@ -175,8 +175,8 @@ class Decisions:
 class Life(Generic[AnySetup]):
     """Rules at work on this rank.
 
-    `kind` names the kind of hooks, in names that ranks agree on. `make` makes the setup of this rank. `comm` and
-    `timeout` are the user's arguments.
+    `kind` is the kind of hooks; the name that ranks agree on begins with it. `make` makes the setup of this rank.
+    `comm` and `timeout` are the user's arguments.
     """
 
     alike = True  # a stage that agrees gives all ranks the same result

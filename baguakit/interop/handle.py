@@ -120,7 +120,7 @@ def rules_on_gradients(stage: Any) -> tuple[Rule, ...]:
 
     Raises:
         TypeError: `stage` is neither a stage nor an algorithm, or it acts on weights.
-        ValueError: a rule has a delay, acts on some of the parameters only, or two rules act in one step.
+        ValueError: a rule has a delay, a `where`, or a topology `Chosen()`; or two rules act in one step.
     """
     if isinstance(stage, Stage):
         stage = during_backward(stage)

@@ -234,7 +234,7 @@ class ShardedLife(HookLife):
                     self.hook_within(i, unit.module, weights)
 
     def hook_within(self, i: int, module: Any, weights: Compressor | None) -> None:
-        """Replace FSDP's reduce-scatter of unit `i` by the first half of stages."""
+        """Replace FSDP's reduce-scatter of unit `i` by the stage's first half; with `weights`, its all-gather, too."""
         # Imported here, since it takes seconds. Torch has no public way to restore its own functions.
         from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 

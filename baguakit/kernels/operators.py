@@ -65,7 +65,7 @@ def is_dense(x: Tensor) -> bool:
 
 
 def _home(x: Tensor, family: str, *written: Tensor | None) -> Any:
-    """Return the module whose functions take `x`. Autograd does not see writes of kernels: count them here."""
+    """Return the module for the device of `x`. On a GPU, count writes to `written`, which autograd does not see."""
     if x.is_cuda:
         increment_version([each for each in written if each is not None])
     return imported(f".{family}_gpu" if x.is_cuda else f".{family}", __package__)

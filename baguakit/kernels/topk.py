@@ -61,7 +61,7 @@ def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = N
 
 
 def pieces(n: int, chunk: int, k: int, rest: int) -> Iterator[tuple[slice, slice, int, int]]:
-    """Yield (columns of chunks of one width, slots of their kept values, the width, the number kept per chunk)."""
+    """Yield (columns, slots, width, kept) for chunks of one width: `kept` values of each chunk go to the slots."""
     whole = n // chunk
     for first in range(0, whole, PIECE // chunk):
         last = min(first + PIECE // chunk, whole)
@@ -81,7 +81,7 @@ def largest(sizes: Bits, k: int) -> NDArray[np.bool_]:
 
 
 def candidates(sizes: Bits, k: int) -> tuple[Bits, NDArray[np.int64]]:
-    """Return candidates that include all kept sizes of each chunk, in rows padded with −1, and their positions."""
+    """Return a row of candidates for each chunk, padded with −1, and their positions; all sizes to keep are in it."""
     chunks, width = sizes.shape
     maxima, line = maxima_of(sizes, k)
     reached = np.minimum(np.partition(maxima, maxima.shape[1] - k, axis=1)[:, -k], INFINITY)

@@ -57,7 +57,7 @@ class Fault:
             number.fill_(torch.nan if number.is_floating_point() else 0)
 
     def multiply_(self, heads: Sequence[Tensor]) -> None:
-        """Multiply tensors of one dtype and device by the number, about 100 per launch. The host waits for nothing."""
+        """Multiply tensors of one dtype and device by 1, or after `set` by NaN, about 100 per launch, with no wait."""
         torch._foreach_mul_(list(heads), self._on(heads[0].device, heads[0].dtype))
 
     def good(self, device: torch.device) -> Tensor:

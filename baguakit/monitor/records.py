@@ -48,7 +48,7 @@ class Collective:
 class Air:
     """The launches of this rank on each lane, and the collectives that have not landed. Thread-safe.
 
-    On each lane, the latest collective that the host has waited for, but a device may still work on, is kept as well.
+    It also keeps, for each lane, the latest collective that the host has waited for but a device may still work on.
     """
 
     def __init__(self) -> None:

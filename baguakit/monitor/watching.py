@@ -71,7 +71,7 @@ class Watch:
         self.board.write(self._written)
 
     def turn(self) -> None:
-        """Write the record of this rank if it is due, read the lease, and judge if this rank is the judge."""
+        """Write this rank's record if it is due, and read the lease. Judge if this rank holds it, or takes it over."""
         monitor, now = self.monitor, self.judge.look()
         waiting, hurried = self._waiting()
         changed = (waiting is None, hurried) != (self._written.waiting is None, self._hurried)

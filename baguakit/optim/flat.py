@@ -21,10 +21,10 @@ PLAIN = (Tensor, nn.Parameter)
 NUMBERS = (bool, int, float, complex, str, type(None))
 LONG = 16  # adjacent gradients: as many are worth a flat tensor of their own
 
-# (values of a parameter above which it is stepped alone, most values of a flat tensor). Measured on a CPU with 1,000
-# parameters: copies cost as much as they save at about 14,000 values per parameter with AdamW in torch's loop, at 4,000
-# with SGD, and at 3,000 with torch's fused AdamW. Flat tensors of more than 2^18 values do not fit in the cache. On a
-# GPU, starting a kernel takes as long as streaming about a million values.
+# On each device: a parameter with more values than the first number is stepped alone; a flat tensor has at most the
+# second number. Measured on a CPU with 1,000 parameters: copies cost as much as they save at about 14,000 values per
+# parameter with AdamW in torch's loop, at 4,000 with SGD, and at 3,000 with torch's fused AdamW. Flat tensors of more
+# than 2^18 values do not fit in the cache. A GPU starts a kernel in the time that it streams about a million values.
 CPU, GPU = (1 << 12, 1 << 18), (1 << 20, 1 << 26)
 
 

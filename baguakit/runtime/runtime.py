@@ -195,7 +195,7 @@ class Runtime(Generic[AnySetup]):
 def start_monitor(
     comm: Comm, kind: str, timeout: Any, abort: Callable[[], None], broken: Callable[[], str]
 ) -> tuple[str, Monitor]:
-    """Return a name for hooks of this `kind`, the same on all ranks, and the monitor, which is started with it.
+    """Return the name of these hooks, which begins with `kind` and is equal on all ranks, and the started monitor.
 
     An invalid `timeout` raises nothing here: later the setup raises the error on all ranks.
 

@@ -251,8 +251,8 @@ def _padded(x: Tensor, multiple_of: int) -> Tensor:
 class ErrorFeedback(Around):
     """Error feedback:  y ← x + β e;  x ← inner(y);  e ← the compression error of inner(y).
 
-    The residual e is fp32 for any dtype of x. A result that is not finite is passed on, and e does not change. The
-    device decides from the result, which is equal on all ranks.
+    The residual e is fp32 for any dtype of x. A result that is not finite is passed on, and e does not change. Each
+    device tests the result itself: it is equal on all ranks, so all do the same.
 
     Args:
         inner: a lossy stage.

@@ -31,8 +31,8 @@ class Chosen(Topology):
 
     Before each round the ranks exchange one byte per pair of ranks, for which the host waits; if two choices do not
     match, all ranks raise an error that names both ranks. A choice is valid until the next one. An exchange uses the
-    choice at its launch: with `order="atc"` at the end of the optimizer step; with "awc" before it, for the next step,
-    and for the first step when the attachment is made.
+    choice at its launch, at the end of an optimizer step. With "awc" it is the exchange of the next step; that of the
+    first step is launched when the attachment is made.
 
     A rank knows its own row only. The caller must make the columns of the matrix sum to 1 as well: a rank that others
     hear with the weights w gives itself the weight 1 − Σ w. Stages that need the whole matrix refuse it. Two `Chosen`

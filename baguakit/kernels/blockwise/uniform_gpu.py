@@ -53,7 +53,7 @@ def measure(x, inside, width, MASKED, DRAWN, FORM):
 
 @triton.jit
 def extremes(x, inside, MASKED):
-    """Return the minimum and the maximum of each block (NaN if it has a NaN), and whether a value is not finite."""
+    """Return each block's minimum, its maximum (NaN if a value is NaN), and whether a value is not finite."""
     low = tl.min(tl.where(inside, x, INFINITY) if MASKED else x, 0)
     x = tl.where(inside, x, -INFINITY) if MASKED else x
     if INTERPRETED:  # it reduces by functions of ours only slowly
