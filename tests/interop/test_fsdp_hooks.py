@@ -103,7 +103,7 @@ def test_error_feedback_within_a_group_loses_nothing_but_by_decay(decay):
     """Σ_t result_t + mean(e_T) + (1 − β) Σ_{t < T} mean(e_t) = Σ_t mean(g_t), shard by shard."""
 
     def left(saved, plain, size):
-        """What all ranks own of each parameter, without the padding."""
+        """Return the residuals of all ranks of each parameter, without the padding."""
         rows = [torch.cat([saved[f"{name}[{r}/{size}]"]["residual"] for r in range(size)]) for name in plain]
         return torch.cat([row[: p.shape[0]].flatten().double() for row, p in zip(rows, plain.values(), strict=True)])
 
