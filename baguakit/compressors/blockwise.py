@@ -66,10 +66,12 @@ class Blockwise(Compressor):
 
     # Like `reduce` and `decompress`. The first sets `ok` to True; the second to False if a value is not finite.
 
-    def _reduce_asking(self, packed: Tensor, n: int, residual: Tensor | None, key: int, ok: Tensor | None) -> Tensor:
+    def _reduce_with_check(
+        self, packed: Tensor, n: int, residual: Tensor | None, key: int, ok: Tensor | None
+    ) -> Tensor:
         return operators.reduce(packed, self.form.name, n, self.block, residual, self._drawn(key), ok)
 
-    def _decompress_answering(self, packed: Tensor, out: Tensor, ok: Tensor | None) -> None:
+    def _decompress_with_check(self, packed: Tensor, out: Tensor, ok: Tensor | None) -> None:
         operators.decompress_(out, self.form.name, packed, self.block, ok)
 
 

@@ -61,9 +61,9 @@ class TopK(Compressor):
         return topk.values_at(count, self.chunk) + (4 * count if inner is None else inner._unchecked_row_bytes(count))
 
     def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
-        return self._compress_asking(x, residual, key, None)
+        return self._compress_with_check(x, residual, key, None)
 
-    def _compress_asking(self, x: Tensor, residual: Tensor | None, key: int, ok: Tensor | None) -> Tensor:
+    def _compress_with_check(self, x: Tensor, residual: Tensor | None, key: int, ok: Tensor | None) -> Tensor:
         """Return packed rows, and set `ok` to True. `add_` sets it to False if the mean is not finite."""
         places, kept = topk_ops.select(x, *self._counts(x.shape[1]), residual)
         packed = x.new_empty(len(x), self.row_bytes(x.shape[1]), dtype=torch.uint8)
@@ -105,7 +105,7 @@ class TopK(Compressor):
             for each in dict.fromkeys((torch.float32, dtype)):
                 x = torch.zeros(1, values, dtype=each, device=device)
                 self.compress(x, torch.empty_like(x, dtype=torch.float32))
-                packed = self._compress_asking(x, None, 0, ok)
+                packed = self._compress_with_check(x, None, 0, ok)
                 self.add_(x[0], packed, [1.0])
                 self._mean_of(packed, x[0], ok)
         if self.values is not None:

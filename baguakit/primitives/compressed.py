@@ -137,17 +137,17 @@ def mean_of_shards(
     def mean(i: int) -> Tensor:
         rows, lost = parts[i]
         own, key = None if lost is None else lost[rank], comm.key((len(parts) + i) * n)
-        if telling is not None:
-            return telling._reduce_asking(shards[i], rows.shape[1], own, key, ok)
+        if checking is not None:
+            return checking._reduce_with_check(shards[i], rows.shape[1], own, key, ok)
         return codec._unchecked_reduce(shards[i], rows.shape[1], own, key)
 
-    telling = codec if ok is not None and isinstance(codec, Blockwise) else None  # of one piece
+    checking = codec if ok is not None and isinstance(codec, Blockwise) else None  # of one piece
     comm.agree_on_shares()
     averaged = map(mean, scattered(comm, shards, packed))
     for ranks, i in gathered(comm, means, averaged, tag=len(parts)):
         rows = parts[i][0][ranks]
-        if telling is not None:
-            telling._decompress_answering(means[i][ranks], rows, ok)
+        if checking is not None:
+            checking._decompress_with_check(means[i][ranks], rows, ok)
         else:
             codec._unchecked_decompress(means[i][ranks], rows.shape[1], rows.dtype, rows)
     return x
@@ -189,11 +189,13 @@ def compressed_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Te
     if residual is not None:
         check_residual(residual, x)
         residual = residual.view(-1)
-    mean_telling_(x, compressor, comm, residual, ask=False)
+    mean_with_check_(x, compressor, comm, residual, check=False)
     return x
 
 
-def mean_telling_(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | None, ask: bool = True) -> Tensor | None:
+def mean_with_check_(
+    x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | None, check: bool = True
+) -> Tensor | None:
     """Average the flat `x` as `compressed_mean_` does.
 
     Returns:
@@ -207,8 +209,8 @@ def mean_telling_(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | N
     elif in_one_hop(x.numel(), codec, comm.size):
         _mean_of_rows(x, codec, comm, residual)
     else:
-        told = ask and x.is_cuda and isinstance(codec, Blockwise)
-        ok = torch.empty((), dtype=torch.bool, device=x.device) if told else None
+        checks = check and x.is_cuda and isinstance(codec, Blockwise)
+        ok = torch.empty((), dtype=torch.bool, device=x.device) if checks else None
         mean_of_shards(x, codec, comm, residual, ok)
         return ok
     return None
@@ -292,11 +294,11 @@ def sparse_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor
     instance("compressor", compressor, Compressor, "a compressor such as TopK(0.01)")
     if residual is not None:
         check_residual(residual, x)
-    sparse_mean_telling_(x, compressor, comm, residual)
+    sparse_mean_with_check_(x, compressor, comm, residual)
     return x
 
 
-def sparse_mean_telling_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor | None) -> Tensor | None:
+def sparse_mean_with_check_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor | None) -> Tensor | None:
     """Average the flat `x` like `sparse_mean_`. On a GPU with `TopK`, return whether all of the result is finite."""
     sent, plain = (
         (comm.size - 1) * compressor._unchecked_row_bytes(x.numel()),
@@ -310,7 +312,7 @@ def sparse_mean_telling_(x: Tensor, compressor: Compressor, comm: Comm, residual
     row, lost = x.view(1, -1), None if residual is None else residual.view(1, -1)
     if x.is_cuda and isinstance(compressor, TopK):
         ok = torch.empty((), dtype=torch.bool, device=x.device)
-        compressor._mean_of(comm.all_gather(compressor._compress_asking(row, lost, comm.key(), ok)), x, ok)
+        compressor._mean_of(comm.all_gather(compressor._compress_with_check(row, lost, comm.key(), ok)), x, ok)
         return ok
     compressor._mean_of(comm.all_gather(compressor._unchecked_compress(row, lost, comm.key())), x)
     return None

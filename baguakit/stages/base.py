@@ -12,6 +12,7 @@ from ..comm import FLAT, Comm
 from ..compressors import Compressor
 from ..costs import Cost, Load, Place
 from ..expressions import expression
+from ..keeping import finite
 from ..lanes import Phases, whole
 
 Carry = Literal["keep", "mean", "zero", "anew"]
@@ -124,6 +125,11 @@ class Stage(Doors):
 
     def __repr__(self) -> str:
         return expression(self)
+
+    def _call_with_check(self, x: Tensor, state: State, comm: Comm, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the result, and whether all of it is finite. Override it if kernels that run anyway find out."""
+        y = self(x, state, comm, residual=residual)  # type: ignore[call-arg]
+        return y, finite(y)
 
 
 def call_stage(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:

@@ -16,7 +16,7 @@ from ..costs import Cost, Load, Place, all_gather, all_reduce, degree, exchange,
 from ..keeping import finite, room_for, update_if_finite_
 from ..lanes import Phases, temporaries
 from ..primitives import compressed_mean_, mean_, neighbor_mean_, sparse_mean_
-from ..primitives.compressed import in_one_hop, mean_telling_, pays, pieces_of, sparse_mean_telling_
+from ..primitives.compressed import in_one_hop, mean_with_check_, pays, pieces_of, sparse_mean_with_check_
 from ..primitives.neighbors import is_mean
 from ..topology import Topology
 from .base import Carry, Stage, State
@@ -65,6 +65,12 @@ class CompressedMean(Average):
     def __call__(self, x: Tensor, state: State, comm: Comm, residual: Tensor | None = None) -> Tensor:
         return compressed_mean_(x, self.compressor, comm, residual=residual)
 
+    def _call_with_check(self, x: Tensor, state: State, comm: Comm, residual: Tensor) -> tuple[Tensor, Tensor]:
+        if type(self) is not CompressedMean or not x.is_contiguous():  # a subclass may do something else
+            return super()._call_with_check(x, state, comm, residual)
+        ok = mean_with_check_(x, self.compressor, comm, residual)
+        return x, finite(x) if ok is None else ok
+
     def cost(self, load: Load, place: Place) -> Cost:
         """Return the cost for packed values, or the cost of `Mean` if packed values are not shorter.
 
@@ -91,6 +97,12 @@ class SparseMean(Declared, Average):
 
     def __call__(self, x: Tensor, state: State, comm: Comm, residual: Tensor | None = None) -> Tensor:
         return sparse_mean_(x, self.compressor, comm, residual=residual)
+
+    def _call_with_check(self, x: Tensor, state: State, comm: Comm, residual: Tensor) -> tuple[Tensor, Tensor]:
+        if type(self) is not SparseMean or not x.is_contiguous():
+            return super()._call_with_check(x, state, comm, residual)
+        ok = sparse_mean_with_check_(x, self.compressor, comm, residual)
+        return x, finite(x) if ok is None else ok
 
     def cost(self, load: Load, place: Place) -> Cost:
         """Return the cost: w = all-gather of row(N);  q = N (compress + n add)."""
@@ -295,12 +307,6 @@ class ErrorFeedback(Around):
         with temporaries() as new:
             fed = x.add_(e, alpha=self.decay) if x.dtype == e.dtype else torch.add(x, e, alpha=self.decay)
             lost = room_for(e, new)
-            y, ok = fed, None
-            if type(self.inner) is CompressedMean and fed.is_contiguous():
-                ok = mean_telling_(fed, self.inner.compressor, comm, lost)
-            elif type(self.inner) is SparseMean and fed.is_contiguous():
-                ok = sparse_mean_telling_(fed, self.inner.compressor, comm, lost)
-            else:
-                y = self.inner(fed, state["inner"], comm, residual=lost)  # type: ignore[call-arg]
-            update_if_finite_(e, lost, where=finite(y) if ok is None else ok)
+            y, ok = self.inner._call_with_check(fed, state["inner"], comm, lost)
+            update_if_finite_(e, lost, where=ok)
             return x.copy_(y)  # nothing, where that is x
