@@ -71,9 +71,9 @@ def _unframed(magic: bytes, stored: bytes) -> memoryview:
 class Plain(Codec):
     """A codec for dense CPU tensors, numpy arrays and plain Python values, which runs no code when it decodes.
 
-    It stores tensors and arrays of any dtype, bytes, str, int, float, complex, bool, None, and lists, tuples, dicts and
-    sets of these. Other types, including subclasses (named tuples, defaultdicts, enums), raise a TypeError. A decoded
-    sample is an equal, contiguous copy in its own memory.
+    It stores tensors and arrays of any dtype without fields, bytes, str, int, float, complex, bool, None, and lists,
+    tuples, dicts and sets of these. Other types, including subclasses (named tuples, defaultdicts, enums), raise a
+    TypeError. A decoded sample is an equal, contiguous copy in its own memory.
     """
 
     tag = "plain1"
@@ -148,11 +148,10 @@ def _tree(x: Any, buffers: list[Any], where: str) -> Any:
         buffers.append(flat.numpy().data if flat.numel() else b"")
         return ["tensor", len(buffers) - 1, str(x.dtype).removeprefix("torch."), list(x.shape)]
     if kind is np.ndarray or isinstance(x, np.generic):
-        described = np.lib.format.dtype_to_descr(x.dtype)
-        if x.dtype.hasobject or np.lib.format.descr_to_dtype(described) != x.dtype:
+        if x.dtype.hasobject or np.dtype(x.dtype.str) != x.dtype:  # of objects, or with fields
             raise _refusal(where, f"a numpy {kind.__name__} of dtype {x.dtype}")
         buffers.append(x.tobytes())
-        return ["array" if kind is np.ndarray else "scalar", len(buffers) - 1, described, list(x.shape)]
+        return ["array" if kind is np.ndarray else "scalar", len(buffers) - 1, x.dtype.str, list(x.shape)]
     if kind in (bytes, bytearray):
         buffers.append(x)
         return [kind.__name__, len(buffers) - 1]
@@ -185,17 +184,9 @@ def _sample(tree: Any, buffers: list[memoryview]) -> Any:
             raise Corrupt(f"{dtype} is not a dtype")
         return torch.from_numpy(np.ndarray(len(data), np.uint8, data)).view(dtype).reshape(form[1])
     if kind in ("array", "scalar"):
-        described, shape = np.lib.format.descr_to_dtype(_descr(form[0])), form[1]
-        if len(data) != described.itemsize * math.prod(shape):
-            raise Corrupt(f"{len(data)} bytes for an array of shape {shape} and dtype {described}")
-        array = np.ndarray(shape, described, data)
+        dtype, shape = np.dtype(str(form[0])), form[1]
+        if dtype.hasobject or len(data) != dtype.itemsize * math.prod(shape):  # the bytes of objects are pointers
+            raise Corrupt(f"{len(data)} bytes for an array of shape {shape} and dtype {dtype}")
+        array = np.ndarray(shape, dtype, data)
         return array if kind == "array" else array[()]
     return {"bytes": bytes, "bytearray": bytearray}[kind](data)
-
-
-def _descr(descr: Any) -> Any:
-    """Return the description of a dtype; turn the lists that JSON made of tuples back into tuples."""
-    if isinstance(descr, str):
-        return descr
-    titled = [(tuple(name) if isinstance(name, list) else name, *rest) for name, *rest in descr]
-    return [(name, _descr(kind), *map(tuple, shape)) for name, kind, *shape in titled]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Sequence, Sized
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -18,7 +16,6 @@ from ..arguments import describe, integer, message
 from ..comm import Comm
 from ..comm.groups import on_all
 from .plan import Costs
-from .stores import replace_file
 
 Complexity = Callable[[Any], float] | torch.Tensor | npt.NDArray[Any] | Sequence[float] | str | os.PathLike[str]
 
@@ -52,25 +49,18 @@ def membership(num_replicas: int | None, rank: int | None, group: Any) -> tuple[
     return mine, size, comm if same and not alone else None, same or alone
 
 
-def complexities(dataset: Sized, complexity: Complexity, file: Any, comm: Comm | None, known: bool) -> Costs:
+def complexities(dataset: Sized, complexity: Complexity, comm: Comm | None, known: bool) -> Costs:
     """Return the cost of every sample, float64 of shape (len(dataset),), equal on all ranks.
 
-    A function is called once per sample: the ranks divide the pass over the dataset (collective) and show a progress
-    bar. Rank 0 writes the result to `file`, if given; the next run reads it. Errors are as in `LoadBalancedSampler`.
+    A function is called once per sample: the ranks divide the pass over the dataset (collective). Errors are as in
+    `LoadBalancedSampler`.
     """
     if not isinstance(dataset, Sized):
         raise TypeError(f"dataset is one that has a length, not {type(dataset).__name__}; pass one with __len__")
     n = len(dataset)
-    if not isinstance(file, (str, os.PathLike, NoneType)):
-        raise TypeError(f"complexity_file is a path or None, not {describe(file)}")
+    if isinstance(complexity, (str, os.PathLike)):
+        return _checked(_load(Path(complexity)), n, f"the complexity file {os.fspath(complexity)!r}")
     if not callable(complexity):
-        if file is not None:
-            raise ValueError(
-                f"complexity_file={describe(file)} stores the results of a function, and complexity is not a function; "
-                "leave it out"
-            )
-        if isinstance(complexity, (str, os.PathLike)):
-            return _checked(_load(Path(complexity)), n, f"the complexity file {os.fspath(complexity)!r}")
         return _checked(complexity, n, "complexity")
     if not known:
         raise ValueError(
@@ -82,33 +72,17 @@ def complexities(dataset: Sized, complexity: Complexity, file: Any, comm: Comm |
             "complexity is a function, and ranks that join later cannot measure the dataset with the others; measure "
             "it before, and pass the costs as numbers or as a file"
         )
-    path = None if file is None else Path(file)
     rank, size = (0, 1) if comm is None else (comm.rank, comm.size)
-
-    def gather(value: Any) -> list[Any]:
-        return [value] if comm is None else comm.gather_objects(value)
-
-    kept = gather(on_all(comm, lambda: _load(path) if rank == 0 and path and path.exists() else None, DOING))[0]
-    if kept is not None:
-        stale = "; it is of another dataset: delete it to measure again, or pass another complexity_file"
-        return _checked(kept, n, f"the complexity file {str(path)!r}", stale)
-    costs, mine = np.empty(n), _progress(range(rank, n, size), rank, size)
-    for r, share in enumerate(gather(on_all(comm, lambda: [_cost(complexity, dataset, i) for i in mine], DOING))):
+    if rank == 0:
+        log.warning("measuring the complexity of %d samples on %d ranks", n, size)
+    mine = on_all(comm, lambda: [_cost(complexity, dataset, i) for i in range(rank, n, size)], DOING)
+    costs = np.empty(n)
+    for r, share in enumerate([mine] if comm is None else comm.gather_objects(mine)):
         costs[r::size] = share
-    costs = _checked(costs, n, "complexity")
-
-    def save() -> None:
-        if rank == 0 and path:
-            content = io.BytesIO()
-            np.save(content, costs)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            replace_file(path, content.getvalue())
-
-    on_all(comm, save, DOING)
-    return costs
+    return _checked(costs, n, "complexity")
 
 
-def _checked(values: Any, n: int, what: str, otherwise: str = "; pass one number per sample") -> Costs:
+def _checked(values: Any, n: int, what: str) -> Costs:
     try:
         array = values.detach().cpu().double().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
         if array.dtype.kind not in "biufO":
@@ -117,8 +91,8 @@ def _checked(values: Any, n: int, what: str, otherwise: str = "; pass one number
     except (TypeError, ValueError, RuntimeError) as error:  # torch raises RuntimeError
         raise TypeError(f"{what} holds {type(values).__name__}, not one number per sample ({error})") from None
     if costs.shape != (n,):
-        found = f"{what} has shape {costs.shape} and the dataset {n} samples{otherwise}"
-        raise ValueError(f"{found}, not {describe(values)}" if otherwise.startswith("; pass") else found)
+        found = f"{what} has shape {costs.shape} and the dataset {n} samples"
+        raise ValueError(f"{found}; pass one number per sample, not {describe(values)}")
     wrong = np.flatnonzero(~(np.isfinite(costs) & (costs >= 0)))
     if wrong.size:
         raise ValueError(f"{what} of sample {wrong[0]} is {costs[wrong[0]]}; a cost is finite and not negative")
@@ -142,14 +116,3 @@ def _cost(function: Callable[[Any], float], dataset: Any, i: int) -> float:
     except Exception as error:
         what = f"complexity={describe(function)} of sample {i} raised {type(error).__name__}"
         raise ValueError(f"{what}: {error}") from error
-
-
-def _progress(mine: range, rank: int, size: int) -> Iterable[int]:
-    text = f"measuring the complexity of {len(mine)} samples on each of {size} ranks"
-    try:
-        from tqdm import tqdm  # type: ignore[import-untyped,unused-ignore]
-    except ImportError:
-        if rank == 0:
-            log.warning("%s; pip install baguakit[data] for a progress bar", text)
-        return mine
-    return tqdm(mine, desc=text, disable=rank != 0)  # type: ignore[no-any-return,unused-ignore]

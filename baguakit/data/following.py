@@ -28,7 +28,7 @@ class Followed(Generic[T]):
     """An iterator over an epoch. A step has one item (sample or batch) for each rank; each rank computes all items."""
 
     def _begin(
-        self, dataset: Sized, complexity: Complexity, file: Any, place: tuple[Any, Any, Any], *settings: bool | float
+        self, dataset: Sized, complexity: Complexity, place: tuple[Any, Any, Any], *settings: bool | float
     ) -> None:
         rank, size, self._comm, known = membership(*place)
         shuffle, seed, drop_last, level = settings
@@ -36,7 +36,7 @@ class Followed(Generic[T]):
         self.drop_last, self.random_level = truth("drop_last", drop_last), real("random_level", level, 0, 1)
         if self.random_level and not self.shuffle:
             raise ValueError(f"random_level={self.random_level} needs shuffle=True; set random_level=0 without it")
-        self.costs, self.epoch = complexities(dataset, complexity, file, self._comm, known), 0
+        self.costs, self.epoch = complexities(dataset, complexity, self._comm, known), 0
         self._record: Record | None = None  # None if it does not follow, or has just joined
         self._attachment: Any = None
         self._places: dict[int, Position] = {}  # by epoch: where passes begin that a change has made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sized
 from dataclasses import asdict
 from typing import Any
@@ -39,7 +38,6 @@ class LoadBalancedSampler(Followed[int], DistributedSampler[int]):
             samples as possible until `num_replicas` divides their number.
         random_level: from 0 (only samples of similar cost share a step: best balance) to 1 (any samples share a step:
             no balance).
-        complexity_file: a file that keeps the costs from a function for the next run; rank 0 reads and writes it.
         group: the process group of the ranks, or a `bk.Comm`, also one of `bk.elastic.join` (see `follow`); None for
             the default group, or for a single rank if there is no default group.
 
@@ -58,11 +56,9 @@ class LoadBalancedSampler(Followed[int], DistributedSampler[int]):
         seed: int = 0,
         drop_last: bool = False,
         random_level: float = 0.0,
-        complexity_file: str | os.PathLike[str] | None = None,
         group: Any = None,
     ) -> None:
-        place = (num_replicas, rank, group)
-        self._begin(dataset, complexity, complexity_file, place, shuffle, seed, drop_last, random_level)
+        self._begin(dataset, complexity, (num_replicas, rank, group), shuffle, seed, drop_last, random_level)
         self.dataset = dataset  # type: ignore[assignment]
 
     def _sit(self, rank: int, size: int) -> None:
@@ -121,7 +117,6 @@ class LoadBalancedBatchSampler(Followed[list[int]], Sampler[list[int]]):
         drop_last: bool = False,
         random_level: float = 0.0,
         padded: bool = False,
-        complexity_file: str | os.PathLike[str] | None = None,
         group: Any = None,
     ) -> None:
         if budget is None and batch_size is None:
@@ -132,8 +127,7 @@ class LoadBalancedBatchSampler(Followed[list[int]], Sampler[list[int]]):
         most = None if budget is None else real("budget", budget, above=0)
         many = None if batch_size is None else integer("batch_size", batch_size, 1)
         self.limit = Limit(most, many, truth("padded", padded))
-        place = (num_replicas, rank, group)
-        self._begin(dataset, complexity, complexity_file, place, shuffle, seed, drop_last, random_level)
+        self._begin(dataset, complexity, (num_replicas, rank, group), shuffle, seed, drop_last, random_level)
         costs = self.costs
         if budget is not None and len(costs) and costs.max() > budget:
             worst = int(costs.argmax())

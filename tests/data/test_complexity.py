@@ -1,8 +1,6 @@
-"""Costs of samples: given, kept in a file, or measured once by all ranks."""
+"""Costs of samples: given, read from a file, or measured once by all ranks."""
 
 import logging
-import os
-import sys
 
 import numpy as np
 import pytest
@@ -47,21 +45,11 @@ def test_a_file_of_numbers(tmp_path):
         assert costs(Counted(3), path).tolist() == [3, 1, 2]
 
 
-def test_a_function_is_measured_once_under_a_progress_bar_and_kept(tmp_path, capsys):
-    pytest.importorskip("tqdm")
-    data, file = Counted(5), tmp_path / "new" / "costs.npy"
-    assert costs(data, lambda x: x * 2, complexity_file=file).tolist() == [0, 2, 4, 6, 8]
-    assert data.reads == [0, 1, 2, 3, 4]
-    assert "measuring the complexity of 5 samples on each of 1 ranks: 100%" in capsys.readouterr().err
-    assert costs(data, lambda x: 1 / 0, complexity_file=file).tolist() == [0, 2, 4, 6, 8]
-    assert len(data.reads) == 5 and os.listdir(file.parent) == ["costs.npy"]
-
-
-def test_without_tqdm_the_log_says_what_takes_so_long(monkeypatch, caplog):
-    monkeypatch.setitem(sys.modules, "tqdm", None)
+def test_a_function_is_measured_once_and_the_log_says_so(caplog):
+    data = Counted(5)
     with caplog.at_level(logging.WARNING, "baguakit"):
-        costs(Counted(5), float)
-    assert "measuring the complexity of 5 samples" in caplog.text and "baguakit[data]" in caplog.text
+        assert costs(data, lambda x: x * 2).tolist() == [0, 2, 4, 6, 8]
+    assert data.reads == [0, 1, 2, 3, 4] and "measuring the complexity of 5 samples on 1 ranks" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -92,46 +80,20 @@ def test_what_holds_no_numbers_is_refused_in_words(given):
         LoadBalancedSampler(Counted(3), given)
 
 
-def test_a_stale_file_is_named_and_what_to_do_about_it(tmp_path):
-    """By all ranks, which do not share its folder's reader."""
-
-    def resumed(path, n):
-        try:
-            return len(Sampler(Counted(n), float, complexity_file=path))
-        except ValueError as error:
-            return str(error)
-
-    path = tmp_path / "costs.npy"
-    assert on_ranks(2, resumed, path, 6) == [3, 3]
-    for text in on_ranks(2, resumed, path, 7):
-        assert text == (
-            f"the complexity file {str(path)!r} has shape (6,) and the dataset 7 samples; it is of another"
-            " dataset: delete it to measure again, or pass another complexity_file"
-        )
-
-
-def test_costs_that_cannot_be_are_not_kept(tmp_path):
-    path = tmp_path / "costs.npy"
+def test_measured_costs_are_finite():
     with pytest.raises(ValueError, match="complexity of sample 2 is nan"):
-        costs(Counted(3), lambda x: float("nan") if x == 2 else 1.0, complexity_file=path)
-    assert costs(Counted(3), float, complexity_file=path).tolist() == [0, 1, 2]
+        costs(Counted(3), lambda x: float("nan") if x == 2 else 1.0)
 
 
 @pytest.mark.parametrize("n", [9, 1, 0])
-def test_ranks_share_the_pass_and_one_writes_the_file(tmp_path, n):
-    def measured(path):
+def test_ranks_share_the_pass(n):
+    def measured():
         data = Counted(n)
-        first = Sampler(data, lambda x: x * x, complexity_file=path)
-        return (
-            data.reads,
-            first.costs.tolist(),
-            Sampler(Counted(n), float, complexity_file=path).costs.sum(),
-        )
+        return data.reads, costs(data, lambda x: x * x).tolist()
 
-    answers = on_ranks(2, measured, tmp_path / "costs.npy")
+    answers = on_ranks(2, measured)
     assert sorted(answers[0][0] + answers[1][0]) == list(range(n))
     assert [a[1] for a in answers] == [[i * i for i in range(n)]] * 2
-    assert [a[2] for a in answers] == [sum(i * i for i in range(n))] * 2
 
 
 def test_a_failure_on_one_rank_is_raised_on_all():
@@ -144,11 +106,6 @@ def test_a_failure_on_one_rank_is_raised_on_all():
     first, second = on_ranks(2, failing)
     assert first == f"rank 1 could not determine the complexity of the dataset: ValueError: {second}"
     assert second.endswith(" of sample 3 raised ZeroDivisionError: division by zero")
-
-
-def test_a_file_for_numbers_is_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"complexity_file=.* stores the results of a function"):
-        LoadBalancedSampler(range(2), [1, 2], complexity_file=tmp_path / "x.npy")
 
 
 def test_alone_in_its_group_a_rank_may_play_any_other():

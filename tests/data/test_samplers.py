@@ -183,7 +183,6 @@ def test_the_limit_is_refused_in_words_where_it_cannot_be_kept():
         ({"random_level": "0.5"}, "random_level is a finite number, 0 to 1, not '0.5'"),
         ({"shuffle": None}, "shuffle is True or False, not None"),
         ({"drop_last": "no"}, "drop_last is True or False, not 'no'"),
-        ({"complexity_file": 3}, "complexity_file is a path or None, not 3"),
         ({"random_level": 0.5, "shuffle": False}, "needs shuffle=True"),
         ({"seed": -1}, "seed is a whole number, 0 or more, not -1"),
         ({"seed": 1.5}, "seed is a whole number, 0 or more, not 1.5"),
