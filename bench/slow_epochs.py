@@ -71,7 +71,8 @@ def _say(job):
 def main(rank, ranks, path, log, samples, epochs):
     """One rank: prints its seconds and its cache's counts after each epoch; epochs begin at a line from the driver."""
     torch.set_num_threads(1)
-    with LMDBStore(path) as store, CachedDataset(Slow(samples, log), store) as cached:
+    with LMDBStore(path) as store:
+        cached = CachedDataset(Slow(samples, log), store)
         sampler = DistributedSampler(cached, ranks, rank)
         order = []
         loader = DataLoader(cached, 16, sampler=order, num_workers=2, persistent_workers=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, fields
 from hashlib import blake2b
 from threading import get_native_id
-from types import SimpleNamespace, TracebackType
+from types import SimpleNamespace
 from typing import Any, TypeVar, cast
 
 import torch
@@ -196,17 +196,6 @@ class CachedDataset(Dataset[Any]):
         """Delete this dataset's samples from the store."""
         self._tried(troubles := dict[str, str](), self.store.clear, self.namespace)
         self._tell(troubles)
-
-    def close(self) -> None:
-        """Flush the store, which stays open for others."""
-        self._tried(troubles := dict[str, str](), self.store.flush)
-        self._tell(troubles)
-
-    def __enter__(self) -> CachedDataset:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.close()
 
 
 # The identity of a dataset, in the key of every stored sample

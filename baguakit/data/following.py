@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import secrets
 import zlib
 from abc import abstractmethod
-from collections.abc import Generator, Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import astuple, replace
 from itertools import islice
 from typing import Any, Generic, TypeVar
@@ -270,22 +269,16 @@ class Followed(Generic[T]):
     def _changed(self, change: Any) -> None:
         """Agree with all ranks on which items are trained, and continue with the rest. Collective."""
         assert self._comm is not None
-        agreement, told = self._agreement(change), None
-        with contextlib.suppress(StopIteration):
-            while True:
-                told = self._comm.gather_objects(agreement.send(told))
-
-    def _agreement(self, change: Any) -> Generator[Any, Any, None]:
-        """Yield the message of this rank to the others, and receive the messages of all ranks."""
+        gather = self._comm.gather_objects
         while True:
             record, used = self._record, self._count() - self._since
             version = -1 if record is None else record.version
-            told = yield Told(self._id, version, self.rank, replace(self._now), self._trained(self._now), used)
+            told = gather(Told(self._id, version, self.rank, self._now, self._trained(self._now), used))
             version = max(t.version for t in told)
             behind = [t for t in told if t.version < version]
             if behind:
                 leader = next(rank for rank, t in enumerate(told) if t.version == version)
-                record = (yield record if change.rank == leader else None)[leader]
+                record = gather(record if change.rank == leader else None)[leader]
             assert record is not None
             late = {t.id for t in behind} & set(record.ids)
             if self._id in late:

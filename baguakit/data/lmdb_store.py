@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ..arguments import integer, text
-from .stores import KeyedLocks, Store, StoreError, StoreStats, ThreadLock, package, replace_file
+from .stores import KeyedLocks, Store, StoreError, StoreStats, ThreadLock, package
 
 if TYPE_CHECKING:
     import lmdb
@@ -32,6 +32,7 @@ with suppress(ImportError):  # Windows has no fcntl: LMDBStore is refused there
 
 NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "afs", "glusterfs"}
 SPARE = 1 << 20  # bytes of the disk that stay free, for state.json
+OWNER = partial(os.open, mode=0o600)  # opens files for the owner only
 READERS = 4096  # the most processes × threads that read at the same time
 
 _environments: dict[Path, Environment] = {}
@@ -149,14 +150,11 @@ class LMDBStore(Store):
             while found and cursor.key().startswith(namespace):
                 found = cursor.delete()
 
-    def flush(self) -> None:
-        self._environment().flush()
-
     def close(self) -> None:
         """Sync the writes of all processes to disk, mark the store as clean, and release it."""
         try:
             if read_state(self.path) is not None:
-                self.flush()
+                self._environment().flush()
         except StoreError as error:
             warnings.warn(str(error), RuntimeWarning, stacklevel=2)
         with _guard:
@@ -179,8 +177,7 @@ class Environment:
             if problem := others_may_write(path):
                 raise StoreError(problem)
             with ExitStack() as failed:
-                opener = partial(os.open, mode=0o600)
-                self.locks = failed.enter_context(open(path / "locks", "a+b", opener=opener))
+                self.locks = failed.enter_context(open(path / "locks", "a+b", opener=OWNER))
                 with locked(self.locks, 0):
                     self.env = self._open(map_size)
                 failed.pop_all()
@@ -219,7 +216,12 @@ class Environment:
         """Write to `state.json` whether all data is on disk, unless it says so. The caller holds a lock."""
         state = {"format": 1, "boot": boot_id(), "clean": clean}
         if read_state(self.path) != state:
-            replace_file(self.path / "state.json", json.dumps(state).encode())
+            unfinished = self.path / "state.new"
+            with open(unfinished, "w", opener=OWNER) as file:
+                json.dump(state, file)
+                file.flush()
+                os.fsync(file.fileno())
+            unfinished.replace(self.path / "state.json")
 
     @contextmanager
     def transaction(self, write: bool = False) -> Iterator[lmdb.Transaction[bytes]]:

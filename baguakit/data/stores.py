@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import importlib
 import os
-import tempfile
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakValueDictionary
@@ -72,11 +70,8 @@ class Store(Doors, ABC):
         """Return `get` for each key, in order."""
         return [self.get(key) for key in keys]
 
-    def flush(self) -> None:
-        """Write the samples to persistent storage, if the store has any."""
-
     def close(self) -> None:
-        """Flush and release all resources; the next use opens the store again."""
+        """Write samples that persist to disk, and release all resources; the next use opens the store again."""
 
     def __enter__(self: Opened) -> Opened:
         return self
@@ -121,20 +116,6 @@ class KeyedLocks:
             lock = self._locks.setdefault(key, ThreadLock())
         with lock:
             yield
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Replace the file at `path` atomically: sync a temporary file, then rename it. Raise OSError if that fails."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(name, path)
-    except BaseException:
-        os.unlink(name)
-        raise
 
 
 class MemoryStore(Store):

@@ -1,10 +1,13 @@
 """A training whose ranks come and go, in one process: samplers and loaders are real, the group is not."""
 
 import contextlib
+import pickle
 from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, count, islice
+from threading import Barrier
 from types import SimpleNamespace
 
 import baguakit as bk
@@ -144,14 +147,32 @@ class Training:
             self.uneven.update(each.epoch - 1 for each in rank.sampler._record.passes if any(each.behind))
 
     def agree(self, gathers, deaf):
-        """Let all ranks tell each other what they ask to be told, until they agree."""
+        """Let all ranks divide the rest, each in a thread; after `gathers` gathers, one fails on `deaf` ranks."""
         change = partial(Change, ranks=len(self.ranks), before=(), lost=(), steps=0, step=self.step, seconds=0, why="")
-        agreements = [rank.sampler._agreement(change(rank.comm.rank)) for rank in self.ranks]
-        told = [next(each) for each in agreements]
-        while told:
-            heard, fails = [], gathers == 0
-            for number, each in enumerate(agreements):
-                if not (fails and (number in deaf or not deaf)):
-                    with contextlib.suppress(StopIteration):
-                        heard.append(each.send(told))
-            told, gathers = [] if fails else heard, None if gathers is None else gathers - 1
+        told, meeting = [b""] * len(self.ranks), Barrier(len(self.ranks), timeout=60)
+
+        def changed(number):
+            turns = count()
+
+            def gather(value):
+                turn = next(turns)
+                if gathers is not None and turn > gathers:
+                    raise bk.PeerError("the other ranks have gone")
+                told[number] = pickle.dumps(value)
+                meeting.wait()
+                heard = [pickle.loads(each) for each in told]
+                meeting.wait()
+                if turn == gathers and (number in deaf or not deaf):
+                    raise bk.PeerError("this rank has not heard the others")
+                return heard
+
+            self.ranks[number].comm.__dict__["gather_objects"] = gather
+            try:
+                with contextlib.suppress(bk.PeerError):
+                    self.ranks[number].sampler._changed(change(number))
+            except BaseException:
+                meeting.abort()
+                raise
+
+        with ThreadPoolExecutor(len(self.ranks)) as pool:
+            list(pool.map(changed, range(len(self.ranks))))

@@ -116,5 +116,3 @@ def test_copies_and_pickles_keep_the_name_and_share_the_store(tmp_path):
     cached[0]
     for other in (copy.copy(cached), pickle.loads(pickle.dumps(cached))):
         assert other[0] == 1 and other.namespace == cached.namespace
-    with cached:
-        assert cached[0] == 1

@@ -176,7 +176,8 @@ def test_a_damaged_file_is_begun_anew_with_a_warning(path, damage):
 
 def test_a_flipped_byte_is_a_sample_recomputed(path):
     data = list(range(1000))
-    with LMDBStore(path) as store, CachedDataset([data], store, name="numbers") as cached:
+    with LMDBStore(path) as store:
+        cached = CachedDataset([data], store, name="numbers")
         assert cached[0] == data
         key = cached.namespace + position(0, None)
         value = bytearray(store.get(key))
