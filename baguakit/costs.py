@@ -30,7 +30,7 @@ from functools import lru_cache
 from operator import add
 from typing import Any
 
-from .arguments import Declared, checked, describe, integer
+from .arguments import Declared, Natural, Positive, checked, describe
 from .compressors import Compressor
 from .topology import Topology
 
@@ -95,15 +95,11 @@ class Link(Declared):
     """
 
     part: str
-    flows: int
+    flows: Positive
     ranks: int
     exchange: Line
     all_reduce: Line
     all_to_all: Line | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        integer("flows", self.flows, 1)
 
     @property
     def to_all(self) -> Line:
@@ -294,11 +290,7 @@ class Place(Declared):
 
     network: Network
     part: str = "flat"
-    flows: int = 1
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        integer("flows", self.flows, 1)
+    flows: Positive = 1
 
     @property
     def link(self) -> Link:
@@ -323,9 +315,8 @@ class Place(Declared):
         return Cost(q, q)
 
     @checked
-    def messages(self, k: int, b: float) -> Cost:
+    def messages(self, k: Natural, b: float) -> Cost:
         """Return the cost of a message of b bytes to each of k ≥ 0 neighbours. Any rank may be a neighbour."""
-        integer("k", k, 0)
         return exchange(self.link.to_all, neighbors(self.link.to_all, k, b), k * b)
 
     @checked

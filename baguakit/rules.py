@@ -24,11 +24,11 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from inspect import signature
 from math import inf
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from torch import Tensor
 
-from .arguments import check_fields, checked, integer, message, real, truth
+from .arguments import Natural, Positive, Range, check_fields, checked, integer, message, real, truth
 from .comm import Comm
 from .expressions import written
 from .schedules import Bound, Every, Interval
@@ -46,12 +46,12 @@ class Fragment:
         ValueError: `k` is not 0 to `of` − 1.
     """
 
-    k: int
-    of: int
+    k: Natural
+    of: Positive
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if integer("k", self.k, 0) >= integer("of", self.of, 1):
+        if self.k >= self.of:
             raise ValueError(f"k is one of the parts, 0 to {self.of - 1} for of={self.of}, not {self.k}")
 
     @checked
@@ -86,20 +86,16 @@ class Rule:
     window: Window
     stage: Stage
     every: Every = 1
-    delay: int = 0
-    offset: int = 0
+    delay: Natural = 0
+    offset: Natural = 0
     mix: float | None = None
-    interval: float = 0.0
+    interval: Annotated[float, Range(0)] = 0.0
     start: Bound = 0
     stop: Bound | None = None
     where: Where | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
-        for name in ("delay", "offset", "start", "stop"):
-            value = getattr(self, name)
-            if value is not None and not callable(value):
-                integer(name, value, 0)
         if isinstance(self.start, int) and isinstance(self.stop, int) and self.stop <= self.start:
             raise ValueError(
                 f"a rule with start={self.start} and stop={self.stop} never acts; stop must be greater than start"
@@ -108,7 +104,6 @@ class Rule:
             object.__setattr__(self, "mix", real("mix", self.mix, 0, below=1))
             if self.window != "after_step":
                 raise ValueError(f"mix={self.mix} is for after_step; {self.window} keeps the progress made in flight")
-        real("interval", self.interval, 0)
         if not callable(self.every) and not self.decides:
             if not isinstance(self.every, int):
                 wanted = "a whole number, a function of the step, or an object with due(step, comm)"
@@ -154,7 +149,7 @@ class Rule:
 
     def _has_come(self, name: Literal["start", "stop"], bound: Bound, step: int) -> bool:
         if type(step) is not int:
-            step = integer("step", step, None)
+            step = integer("step", step)
         if isinstance(bound, int):
             return bound <= step
         asked, first = self._known.get(name, (0, inf))

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Protocol
 
+from .arguments import Natural
 from .comm import Comm
 
 
@@ -25,4 +26,4 @@ class Interval(Protocol):
 
 
 Every = int | Callable[[int], int] | Interval
-Bound = int | Callable[[int], bool]
+Bound = Natural | Callable[[int], bool]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import GeneratorType
-from typing import Any
+from typing import Annotated, Any, get_args, get_origin
 
 import numpy as np
 import plain_calls
@@ -51,6 +51,7 @@ class Target:
             if isinstance(hint, str):
                 home = sys.modules[inspect.unwrap(self.function).__module__]
                 hint = eval(hint, {**vars(plain_calls), **vars(home)})
+            hint = get_args(hint)[0] if get_origin(hint) is Annotated else hint
             named[name] = Any if hint is parameter.empty else hint
         return named
 

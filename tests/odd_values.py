@@ -8,7 +8,7 @@ import pathlib
 import types
 from collections import abc
 from collections.abc import Callable
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 import torch
@@ -120,6 +120,8 @@ def never(name: str, argument: str, value: Any) -> bool:
 def cannot_fit(annotation: Any, value: Any) -> bool:
     """Return whether a value can never be what an annotation asks for; in doubt it can."""
     origin, args = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return cannot_fit(args[0], value)
     if origin in (Union, types.UnionType):
         return all(cannot_fit(each, value) for each in args)
     if annotation in (None, type(None)):

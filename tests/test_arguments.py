@@ -54,6 +54,21 @@ def test_ranges_are_said():
     assert arguments.real("x", np.float32(0.5)) == 0.5 and type(arguments.real("x", 1)) is float
 
 
+def test_ranges_of_annotations_are_said():
+    @arguments.checked
+    def function(k: arguments.Positive | None = None, x: arguments.Decay = 0):
+        return k, x
+
+    assert function(np.int64(1), 0) == (1, 0) and function() == (None, 0)
+    for wrong, kind, words in [
+        (lambda: function(0), ValueError, "k is a whole number, 1 or more, not 0"),
+        (lambda: function("1"), TypeError, "k is a whole number, 1 or more or None, not '1'"),
+        (lambda: function(x=1.0), ValueError, "x is a finite number, 0 or more and less than 1, not 1.0"),
+    ]:
+        with pytest.raises(kind, match=f"^{words}$"):
+            wrong()
+
+
 def test_what_has_passed_once_passes_by_its_type_only_where_that_decides():
     looked = []
 

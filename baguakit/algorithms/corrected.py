@@ -58,7 +58,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..arguments import checked, real
+from ..arguments import Decay, checked
 from ..buckets import Bucket
 from ..comm import Comm
 from ..keeping import finite, restored, update_if_finite_, wide_copy
@@ -176,19 +176,14 @@ class QuasiGlobalMomentum(OnGraph):
     ν is `decay`. An X⁺ that is not finite is passed on, and the state does not change.
     """
 
-    momentum: float = 0.9
-    decay: float = 0.9
+    momentum: Decay = 0.9
+    decay: Decay = 0.9
     nesterov: bool = False
     keeps: ClassVar[bool] = True
     copies: ClassVar[float] = 10
     elementwise: ClassVar = {"held": "keep", "velocity": "mean"}
     follows: ClassVar[tuple[str, ...]] = ("held",)
     needs, refusal = NeighborMean.needs, NeighborMean.refusal
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("momentum", "decay"):
-            real(name, getattr(self, name), 0, below=1)
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
         held = wide_copy(bucket.flat)

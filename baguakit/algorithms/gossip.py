@@ -52,12 +52,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import tee
-from typing import ClassVar, Literal, NamedTuple
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..arguments import checked, real
+from ..arguments import Range, checked
 from ..buckets import Bucket
 from ..comm import Comm
 from ..compressors import Compressor, MinMaxUInt8
@@ -296,16 +296,12 @@ def low_precision_decentralized(
 class Choco(Gossip):
     """CHOCO, with a replica r for each round of W's period:  q ← Q(x − r);  r ← r + q;  x ← x + γ (W r − r)."""
 
-    gamma: float = 0.5
+    gamma: Annotated[float, Range(above=0, most=1)] = 0.5
     needs = ("doubly_stochastic",)
     refusal = (
         "{stage} would move the mean: the matrices of {topology} are not doubly stochastic for {n} ranks; "
         "use OnePeerExact() or Ring()"
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        real("gamma", self.gamma, most=1, above=0)
 
     def check(self, comm: Comm) -> None:
         t, n = self.topology, comm.size

@@ -53,12 +53,12 @@ t > T. Adam's d is never larger, but compression errors divided by a small froze
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from ..arguments import check_fields, checked, integer, pair, real
+from ..arguments import Decay, Positive, Range, check_fields, checked, pair
 from ..buckets import Bucket
 from ..comm import Comm
 from ..compressors import Compressor, MinMaxUInt8, TopK
@@ -139,13 +139,12 @@ class TrackedMean(Around):
         TypeError: `inner` is not lossy, or is lossy between nodes only.
     """
 
-    momentum: float = 0.0
+    momentum: Decay = 0.0
     averages: ClassVar[bool] = False  # to h, which is no mean of these gradients, a second backward cannot add its own
     elementwise: ClassVar[Mapping[str, Carry]] = {"own": "zero", "mean": "zero", "v": "keep"}  # else h ≠ ⟨h_r⟩
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        real("momentum", self.momentum, 0, below=1)
         if not self.inner.lossy:
             raise TypeError(
                 f"TrackedMean tracks what a stage loses, and {self.inner!r} loses nothing here; "
@@ -201,9 +200,9 @@ def ef21(compressor: Compressor = TopK(0.01), momentum: float = 0.0) -> Rule:
 class AdamDirection(Stage):
     """Adam's direction from gradients; see the module for the equations."""
 
-    warmup_steps: int
+    warmup_steps: Positive
     betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
+    eps: Annotated[float, Range(above=0)] = 1e-8
     compressor: Compressor = MinMaxUInt8()
     error_feedback: bool = False
     same_on_all_ranks: ClassVar[bool] = True
@@ -212,9 +211,7 @@ class AdamDirection(Stage):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        integer("warmup_steps", self.warmup_steps, 1)
         pair("betas", self.betas, 0, below=1)
-        real("eps", self.eps, above=0)
         check_dense("compressor", self.compressor)
 
     def multiple_of(self, comm: Comm) -> int:

@@ -63,7 +63,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..arguments import checked, describe, instance, integer, message, real
+from ..arguments import Natural, checked, describe, instance, integer, message, real
 from ..buckets import Bucket
 from ..comm import Comm
 from ..costs import Cost, Load, Place
@@ -88,7 +88,7 @@ def local_sgd(every: Every = 8, start: Bound = 0) -> Algorithm:
 
 
 @checked
-def async_model_average(warmup_steps: int = 0, interval: float = 0.0) -> Algorithm:
+def async_model_average(warmup_steps: Natural = 0, interval: float = 0.0) -> Algorithm:
     """Average the weights as often as the network allows. Stragglers do not slow down other ranks.
 
     Each flight sends 2 (n − 1)/n times the size of the weights. Ranks may make different numbers of steps: a rank that
@@ -98,7 +98,7 @@ def async_model_average(warmup_steps: int = 0, interval: float = 0.0) -> Algorit
         warmup_steps: the number of first steps that average gradients, so that ranks start from equal weights.
         interval: the seconds between the landing of a flight and the launch of the next.
     """
-    flight = free_running(Mean(), interval=interval, start=integer("warmup_steps", warmup_steps, 0))
+    flight = free_running(Mean(), interval=interval, start=warmup_steps)
     return (during_backward(Mean(), stop=warmup_steps), flight) if warmup_steps else flight
 
 

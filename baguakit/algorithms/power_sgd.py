@@ -23,7 +23,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from ..arguments import check_fields, checked, integer
+from ..arguments import Declared, Natural, Positive, checked
 from ..buckets import Bucket, pieces
 from ..comm import Comm
 from ..costs import Cost, Load, Place
@@ -63,16 +63,12 @@ class MatrixSpan(NamedTuple):
 
 
 @dataclass(frozen=True, repr=False)
-class LowRankMean(Average):
+class LowRankMean(Declared, Average):
     """The mean of matrices through factors of `rank` columns; see the module for the equations."""
 
-    rank: int
+    rank: Positive
     lossy: ClassVar[bool] = True
     needs_shapes: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        integer("rank", self.rank, 1)
 
     def remembers(self) -> bool:
         return True
@@ -207,7 +203,7 @@ def copy_all_(to: list[Tensor], source: list[Tensor]) -> None:
 
 
 @checked
-def power_sgd(rank: int = 4, warmup_steps: int = 0) -> Algorithm:
+def power_sgd(rank: int = 4, warmup_steps: Natural = 0) -> Algorithm:
     """Average gradients through factors of few columns, with error feedback.
 
     Sends 2 (n − 1)/n · rank · (m + k) values for a matrix of m × k. Costs memory for an fp32 copy of the gradients, and
@@ -217,6 +213,5 @@ def power_sgd(rank: int = 4, warmup_steps: int = 0) -> Algorithm:
         rank: the number of columns of the factors; 1 to 4 for large models.
         warmup_steps: the number of first steps that average exactly.
     """
-    start = integer("warmup_steps", warmup_steps, 0)
-    low = during_backward(ErrorFeedback(LowRankMean(rank)), start=start)
-    return (during_backward(Mean(), stop=start), low) if start else low
+    low = during_backward(ErrorFeedback(LowRankMean(rank)), start=warmup_steps)
+    return (during_backward(Mean(), stop=warmup_steps), low) if warmup_steps else low

@@ -51,7 +51,7 @@ from typing import ClassVar, NamedTuple
 import torch
 from torch import Tensor, float32
 
-from ..arguments import check_fields, checked, pair, real
+from ..arguments import Decay, Declared, checked, pair, real
 from ..buckets import Bucket, pieces
 from ..comm import Comm
 from ..compressors import Compressor, TopK
@@ -68,23 +68,18 @@ NOT_FINITE = 255  # a byte of which one value or more is not finite
 
 
 @dataclass(frozen=True, repr=False)
-class MajorityVote(Stage):
+class MajorityVote(Declared, Stage):
     """v ← sign(β₁ m + (1 − β₁) g);  g ← sign(Σ_r v_r);  m ← β₂ m + (1 − β₂) g.
 
     The momentum is fp32 for any dtype of g, and differs by rank. A gradient that is not finite reaches all ranks as
     NaN, and no rank then changes its momentum.
     """
 
-    beta1: float = 0.9
-    beta2: float = 0.9
+    beta1: Decay = 0.9
+    beta2: Decay = 0.9
     same_on_all_ranks: ClassVar[bool] = True
     keeps: ClassVar[bool] = True
     elementwise: ClassVar = {"m": "keep"}
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        for name in ("beta1", "beta2"):
-            real(name, getattr(self, name), 0, below=1)
 
     def multiple_of(self, comm: Comm) -> int:
         return DIGITS * comm.size
@@ -151,7 +146,7 @@ def tables(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 @checked
-def signum(beta: float = 0.9) -> Rule:
+def signum(beta: Decay = 0.9) -> Rule:
     """Train with a majority vote on the sign of the momentum (Signum). Attach it to `torch.optim.SGD(params, lr)`.
 
     Sends 2 (n − 1)/n · 1.6 bits a value, a twentieth of `gradient_allreduce`. Costs memory for an fp32 copy of the
@@ -160,7 +155,6 @@ def signum(beta: float = 0.9) -> Rule:
     Args:
         beta: β of the momentum, m ← β m + (1 − β) g, from 0 to below 1.
     """
-    real("beta", beta, 0, below=1)
     return during_backward(MajorityVote(beta, beta))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..arguments import checked, integer, truth
+from ..arguments import Positive, checked, truth
 from ..comm import Comm, check_comm
 from ..flights import Attached
 from ..report import Report, Timeline, account, gathered, make_report, written
@@ -155,7 +155,7 @@ class Attachment(Attached):
         return written(scalars, writer, self.step if step is None else step)
 
     @checked
-    def timeline(self, steps: int | None = None) -> Timeline:
+    def timeline(self, steps: Positive | None = None) -> Timeline:
         """Return a timeline of the latest steps of all ranks: `save` it for Perfetto, or `draw` it. Collective.
 
         An attachment records its latest 100 steps, and the latest 100 flights of each bucket. Steps and flights that
@@ -168,8 +168,6 @@ class Attachment(Attached):
             RuntimeError: the attachment is detached.
         """
         engine = self._life
-        if steps is not None:
-            integer("steps", steps, 1)
         if engine.runtime.over:
             raise RuntimeError("a timeline is gathered from all ranks by the attachment; ask for it before it detaches")
         spans = account(engine.runtime.comm.rank, engine.runners, engine.log, steps)
@@ -177,7 +175,7 @@ class Attachment(Attached):
         return found
 
     @checked
-    def recut(self, bucket_bytes: int | None = None, flows: int | None = None) -> None:
+    def recut(self, bucket_bytes: Positive | None = None, flows: Positive | None = None) -> None:
         """Continue with buckets of another size, or over another number of flows, and carry over the state.
 
         Collective, between two steps; `bk.tune.autotune` calls it. State that a stage cannot carry over is made anew,
@@ -187,12 +185,12 @@ class Attachment(Attached):
         engine.clock.outside("recut()")
         if engine.comm.membership.changes:
             raise ValueError("a rank that joins would have other buckets; pass bucket_bytes to bk.attach on all ranks")
-        size = engine.setup.bucket_bytes if bucket_bytes is None else integer("bucket_bytes", bucket_bytes, 1)
+        size = engine.setup.bucket_bytes if bucket_bytes is None else bucket_bytes
         if any(rule.window == "free_running" for rule in self.rules):
             raise ValueError(
                 "with a free-running rule ranks are at different steps, and cannot make new buckets together"
             )
-        engine.recut(size, engine.flows if flows is None else integer("flows", flows, 1))
+        engine.recut(size, engine.flows if flows is None else flows)
 
     @property
     def tunable(self) -> Engine:

@@ -4,13 +4,13 @@ import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..arguments import check_fields, integer, one_of
+from ..arguments import Natural, Range, check_fields, one_of
 from ..compressors import Compressor, MinMaxUInt8
 from ..compressors.base import FLOATS, check_dense
 from ..expressions import expression
@@ -41,8 +41,8 @@ class Policy:
 
     compressor: Compressor | None = MinMaxUInt8()
     operations: tuple[str, ...] = OPERATIONS
-    least: int = 1 << 16
-    flows: int = 1
+    least: Natural = 1 << 16
+    flows: Annotated[int, Range(1, 64)] = 1
     compare: bool = True
 
     def __post_init__(self) -> None:
@@ -51,8 +51,6 @@ class Policy:
             check_dense("compressor", self.compressor)
         for each in self.operations:
             one_of("operations", each, OPERATIONS)
-        integer("least", self.least, 0)
-        integer("flows", self.flows, 1, 64)
 
     def __repr__(self) -> str:
         return expression(self)

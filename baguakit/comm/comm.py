@@ -152,7 +152,7 @@ class Comm:
     def key(self, salt: int = 0, shared: bool = False) -> int:
         """Return a key in `[0, 2**31)`: a hash of `salt`, round (or 0), bucket and, unless `shared`, rank."""
         if type(salt) is not int or type(shared) is not bool:
-            salt, shared = integer("salt", salt, None), truth("shared", shared)
+            salt, shared = integer("salt", salt), truth("shared", shared)
         text = f"{salt}/{self._round or 0}/{self._bucket}/{'' if shared else self.rank}"
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little") >> 1
 
@@ -316,7 +316,7 @@ class Comm:
     def _tag(self, x: Tensor, peer: int, tag: int) -> int:
         typed = isinstance(x, Tensor) and type(tag) is int and type(peer) is int
         if not typed or peer == self.rank or not 0 <= peer < self.size:
-            x, tag = tensor("x", x), integer("tag", tag, None)
+            x, tag = tensor("x", x), integer("tag", tag)
             sending.check_peer(peer, self.group)
         return (tag + self._call + LENGTHS * x.nbytes) % TAGS
 

@@ -27,7 +27,7 @@ class Checks:
 
     def compress(self: Any, x: Tensor, residual: Tensor | None = None, key: int = 0) -> tuple[Any, ...]:
         check_dtype("x", tensor("x", x).dtype)
-        integer("key", key, None)
+        integer("key", key)
         if x.dim() != 2:
             raise ValueError(message("x", "values in rows, of shape (rows, n)", x) + "; use x.view(rows, -1)")
         x = x.detach().contiguous()
@@ -63,7 +63,7 @@ class Checks:
 
     def reduce(self: Any, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> tuple[Any, ...]:
         packed = packed_of(packed, self, n := integer("n", n, 0))
-        integer("key", key, None)
+        integer("key", key)
         if not len(packed):
             raise ValueError(message("packed", "one row or more, to take the mean of", packed))
         return packed, n, residual_of(residual, (n,), packed), key

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, float32
 
-from ..arguments import check_fields, describe, integer
+from ..arguments import Range, check_fields, describe
 from ..kernels import operators
 from ..kernels.blockwise import float8
 from ..kernels.blockwise.format import Format
@@ -98,14 +98,10 @@ class Uniform(Blockwise):
         ValueError: `bits` or `block` is out of range.
     """
 
-    bits: int = 4
+    bits: Annotated[int, Range(1, 8)] = 4
     block: int = 256
     rotate: bool = True
     stochastic: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        integer("bits", self.bits, 1, 8)
 
 
 @dataclass(frozen=True, repr=False)

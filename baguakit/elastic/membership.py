@@ -11,13 +11,13 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from ..arguments import checked, integer, real, text
+from ..arguments import Positive, Range, checked, integer, text
 from ..attach import Engine
 from ..comm import Comm
 from ..comm.own import let_go
@@ -320,14 +320,14 @@ for _name in _MESSAGES.split():
 @checked
 def join(
     endpoint: str,
-    least: int = 1,
+    least: Positive = 1,
     most: int = 64,
     *,
-    every: int = 1,
+    every: Positive = 1,
     name: str = "baguakit",
-    keep_alive: float = 1.0,
-    last_call: float = 1.0,
-    patience: float = 600.0,
+    keep_alive: Annotated[float, Range(0.05, 600)] = 1.0,
+    last_call: Annotated[float, Range(0.05, 600)] = 1.0,
+    patience: Annotated[float, Range(1)] = 600.0,
 ) -> Comm:
     """Join a group whose ranks come and go, and return it when enough ranks are there.
 
@@ -360,17 +360,9 @@ def join(
         ValueError: an argument is impossible, or `least`, `most`, `every` or `keep_alive` differs between ranks.
         TimeoutError: no group has formed within the patience, or the store cannot be reached.
     """
-    settings = Settings(
-        *endpoint_of(endpoint),
-        text("name", name),
-        integer("least", least, 1),
-        integer("most", most, least, 64),
-        real("keep_alive", keep_alive, 0.05, 600),
-        real("last_call", last_call, 0.05, 600),
-        real("patience", patience, 1),
-        integer("every", every, 1),
-    )
-    membership = Membership(settings)
+    integer("most", most, least, 64)
+    name = text("name", name)
+    membership = Membership(Settings(*endpoint_of(endpoint), name, least, most, keep_alive, last_call, patience, every))
     membership.meet()
     comm = ElasticComm(membership.group, membership=membership)
     membership.follow = comm.follow

@@ -9,12 +9,12 @@ choice to the rows that it packs. The largest choice takes effect 4 flights late
 """
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor, float32
 
-from ..arguments import check_fields, integers, message, real
+from ..arguments import Range, check_fields, integers, message
 from ..buckets import Bucket
 from ..comm import Comm
 from ..compressors import Compressor, Uniform
@@ -46,7 +46,7 @@ class Adaptive(Average):
         ValueError: `error` or `bits` is invalid, or `error` is below 1 / (2ᵇ − 1)² for the largest b of `bits`.
     """
 
-    error: float
+    error: Annotated[float, Range(above=0, below=1)]
     bits: tuple[int, ...] = (2, 3, 4, 5, 6, 8)
     lossy: ClassVar[bool] = True
     # The state changes even if a result is not finite: a rank whose values are not finite, or all zero (as gradients
@@ -54,7 +54,6 @@ class Adaptive(Average):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        real("error", self.error, above=0, below=1)
         integers("bits", self.bits, 1, 8)
         if list(self.bits) != sorted(set(self.bits)):
             raise ValueError(message("bits", "whole numbers that rise, such as (2, 4, 8)", self.bits))

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..arguments import Declared, integer
+from ..arguments import Declared, Positive
 from .base import Topology
 
 _MASK = (1 << 64) - 1  # of whole numbers, to the bits that are hashed
@@ -128,7 +128,7 @@ class RandomMatching(Declared, _OnePeer):
 
 
 @dataclass(frozen=True, repr=False)
-class BaseK(Topology):
+class BaseK(Declared, Topology):
     """The Base-(k+1) graph: each rank averages with at most k others per round; exact after T(n) rounds, for every n.
 
     The rounds combine three ways of averaging, such that T(n) is smallest:
@@ -154,11 +154,8 @@ class BaseK(Topology):
     Decentralized Learning via Finite-time Convergence", arXiv:2305.11420, whose blocks are powers of k + 1.
     """
 
-    k: int
+    k: Positive
     facts = ("symmetric", "doubly_stochastic")  # peers hear each other; rows sum to 1
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "k", integer("k", self.k, 1))
 
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
         own = Fraction(1)  # weights are fractions until here, so that each is rounded once

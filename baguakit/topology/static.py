@@ -4,8 +4,9 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from math import isqrt
+from typing import Annotated
 
-from ..arguments import integer
+from ..arguments import Declared, Range
 from .base import Topology
 
 
@@ -63,7 +64,7 @@ class Exponential(Topology):
 
 
 @dataclass(frozen=True, repr=False)
-class SymmetricExponential(Topology):
+class SymmetricExponential(Declared, Topology):
     """The symmetric exponential graph: each rank hears the ranks 1, b, b², … places away on both sides.
 
         W_ij = 1/m   if the distance of i and j around the circle is 0 or a power of b,      m the number of such j
@@ -79,11 +80,8 @@ class SymmetricExponential(Topology):
     Learning", arXiv:2111.04287.
     """
 
-    base: int = 4
+    base: Annotated[int, Range(2)] = 4
     facts = ("symmetric", "doubly_stochastic", "circulant")
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "base", integer("base", self.base, 2))
 
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
         near, places = {rank}, 1

@@ -42,7 +42,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from ..arguments import Declared, checked, integer
+from ..arguments import Declared, Positive, checked
 from ..buckets import local, real, split
 from ..costs import Cost, Load, Network, Place
 from ..rules import Algorithm, Rule, rules_of
@@ -160,8 +160,8 @@ def predict(
     model: nn.Module,
     network: Network,
     compute: Compute,
-    bucket_bytes: int = 25 << 20,
-    flows: int = 1,
+    bucket_bytes: Positive = 25 << 20,
+    flows: Positive = 1,
 ) -> Prediction:
     """Return the predicted time of a training step.
 
@@ -176,8 +176,6 @@ def predict(
         ValueError: the network has not been probed for a link or a compressor of the algorithm.
         TypeError: the algorithm has a stage whose cost is not known.
     """
-    integer("bucket_bytes", bucket_bytes, 1)
-    integer("flows", flows, 1)
     named: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     place, kappa, ready = Place(network, flows=flows), network.crowding, compute.gradients(list(named.values()))
     due = {p: compute.forward + seconds for p, seconds in ready.items()}
