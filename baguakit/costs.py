@@ -65,21 +65,6 @@ def ring(n: int) -> float:
     return 2 * (n - 1) / n
 
 
-def neighbors(line: Line, k: int, b: float) -> float:
-    """Return the seconds to send a message of b bytes to each of k neighbours and to receive one from each."""
-    return line.alpha + k * line.beta * b if k else 0.0
-
-
-def all_reduce(line: Line, n: int, S: float) -> float:
-    """Return the seconds of the sum of S bytes over n ranks."""
-    return 2 * (n - 1) * line.alpha + ring(n) * line.beta * S
-
-
-def all_gather(line: Line, n: int, b: float) -> float:
-    """Return the seconds of an all-gather of b bytes from each of n ranks, or of a reduce-scatter to b bytes each."""
-    return (n - 1) * line.seconds(b)
-
-
 @dataclass(frozen=True)
 class Link(Declared):
     """The cost of messages on a class of links, over a number of flows.
@@ -208,29 +193,27 @@ class Network(Declared):
             return f"{1e-9 / seconds:.2f} GB/s" if seconds else "free"
 
         nodes = f", {self.per_node} a node" if self.per_node > 1 else ""
-        links, codecs = [("link", "flows", "ranks", "exchange", "α", "1/β", "busy")], []
+        links = [("link", "flows", "ranks", "exchange", "α", "1/β", "busy")]
+        codecs: list[tuple[str, ...]] = [("compressor", "compress", "decompress", "reduce")]
         for link in self.links:
             place = link.part, str(link.flows), str(link.ranks)
-            for name, line in (
-                ("message", link.exchange),
-                ("all-reduce", link.all_reduce),
-                ("all-to-all", link.to_all),
-            ):
-                share = line.busy / line.beta if line.beta else 0.0
-                links.append(
-                    (*place, name, f"{line.alpha * 1e6:.0f} µs", f"{line.rate / 1e6:.1f} MB/s", f"{share:.0%}")
+            lines = {"message": link.exchange, "all-reduce": link.all_reduce, "all-to-all": link.to_all}
+            for name, line in lines.items():
+                cells = (
+                    f"{line.alpha * 1e6:.0f} µs",
+                    f"{line.rate / 1e6:.1f} MB/s",
+                    f"{line.busy / (line.beta or 1):.0%}",
                 )
+                links.append((*place, name, *cells))
                 place = "", "", ""
         for codec in self.codecs:
             speeds = (codec.compress, codec.decompress, codec.reduce)
             codecs.append((codec.name, *(gigabytes(seconds / FP32) for seconds in speeds)))
-        lines = [f"{self.ranks} ranks{nodes}, {self.device}, {self.threads} threads"]
-        lines += ["{:<8}{:>6}{:>6}  {:<12}{:>10}{:>13}{:>6}".format(*row) for row in links if self.links]
-        if codecs:
-            codecs = [("compressor", "compress", "decompress", "reduce"), *codecs]
-        lines += ["{:<32}{:>12}{:>12}{:>12}".format(*row) for row in codecs]
+        shown = [f"{self.ranks} ranks{nodes}, {self.device}, {self.threads} threads"]
+        shown += ["{:<8}{:>6}{:>6}  {:<12}{:>10}{:>13}{:>6}".format(*row) for row in links if self.links]
+        shown += ["{:<32}{:>12}{:>12}{:>12}".format(*row) for row in codecs if self.codecs]
         copying = f"copying {gigabytes(self.copy)}, launching {self.launch * 1e6:.0f} µs"
-        return "\n".join([*lines, f"{copying}, a second thread takes {self.crowding:.0%} of the first"])
+        return "\n".join([*shown, f"{copying}, a second thread takes {self.crowding:.0%} of the first"])
 
     __repr__ = __str__
 
@@ -317,7 +300,7 @@ class Place(Declared):
     @checked
     def messages(self, k: Natural, b: float) -> Cost:
         """Return the cost of a message of b bytes to each of k ≥ 0 neighbours. Any rank may be a neighbour."""
-        return exchange(self.link.to_all, neighbors(self.link.to_all, k, b), k * b)
+        return exchange(self.link.to_all, min(k, 1), k * b)
 
     @checked
     def shards(self, b: float, q: float, P: int = 1) -> Cost:
@@ -337,9 +320,9 @@ def piped(q: float, w: float, u: float, P: int = 1, sent: float = 0.0) -> Cost:
     return Cost(m + (q + w - m) / P, z, sent)
 
 
-def exchange(line: Line, w: float, sent: float, q: float = 0.0, P: int = 1) -> Cost:
-    """Return the cost of `sent` bytes, which take w seconds on a line, in P pieces, and q seconds of computing."""
-    return piped(q, w, line.busy * sent, P, sent)
+def exchange(line: Line, steps: int, sent: float, q: float = 0.0, P: int = 1) -> Cost:
+    """Return the cost of `sent` bytes in messages of `steps` latencies, in P pieces, and q seconds of computing."""
+    return piped(q, steps * line.alpha + line.beta * sent, line.busy * sent, P, sent)
 
 
 def rounds_of(t: Topology, n: int) -> range:

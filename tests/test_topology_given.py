@@ -237,7 +237,7 @@ def test_a_round_holds_what_was_chosen_when_it_began():
     graph = Chosen()
     given = {2: 0.25, 1: 0.25}
     graph.choose(src_weights=given, dst_weights=[0])
-    first = graph.fixed()
+    first = as_chosen(graph)
     given[2] = 7.0
     graph.choose(self_weight=0.5, src_weights={3: 2.0}, dst_weights={4: 0.25})
     assert (first.choice.own, first.choice.sources, first.choice.factors) == (0.5, {1: 0.25, 2: 0.25}, {0: 1.0})
@@ -300,7 +300,7 @@ def test_what_nobody_knows():
         with pytest.raises(ValueError, match=unknown):
             ask()
     with pytest.raises(ValueError, match=r"Chosen\(\) has no weights yet"):
-        graph.fixed()
+        as_chosen(graph)
 
 
 @pytest.mark.parametrize("algorithm", [low_precision_decentralized, choco, push_sum])

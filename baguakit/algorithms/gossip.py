@@ -61,7 +61,7 @@ from ..arguments import Range, checked
 from ..buckets import Bucket
 from ..comm import Comm
 from ..compressors import Compressor, MinMaxUInt8
-from ..costs import Cost, Load, Place, degree, exchange, neighbors
+from ..costs import Cost, Load, Place, degree, exchange
 from ..keeping import finite, update_if_finite_, wide_copy
 from ..lanes import New, temporaries
 from ..primitives import neighbor_mean_
@@ -227,9 +227,10 @@ class Gossip(OnGraph):
         n, N, c = place.ranks, load.values, self.compressor
         if n == 1:
             return Cost()
-        line, speed, b, k = place.link.exchange, place.network.codec(c), c.row_bytes(N), degree(self.topology, n)
+        speed, k = place.network.codec(c), degree(self.topology, n)
         q = N * (speed.compress + (k + 1) * speed.decompress) + place.copies(7 + 2 * k, load.fp32.size).busy
-        return exchange(line, neighbors(line, k, b), k * b, q, pieces_of(N, place.gpu) if c.dense else 1)
+        pieces = pieces_of(N, place.gpu) if c.dense else 1
+        return exchange(place.link.exchange, min(k, 1), k * c.row_bytes(N), q, pieces)
 
     def _change(self, here: Piece, new: New) -> Tensor:
         """Return the change of a piece, which is then compressed and sent."""

@@ -15,7 +15,6 @@ import socket
 import threading
 import time
 from array import array
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 
 import torch
@@ -50,14 +49,11 @@ def written(bits: float) -> str:
 
 def connections() -> dict[str, int]:
     """Return {the kernel's name of a socket: descriptor} for this process. The kernel never uses a name again."""
-    return {name: fd for name, fd in links() if name.startswith("socket:")}
-
-
-def links() -> Iterator[tuple[str, int]]:
-    """Yield the target and the number of each descriptor of this process."""
+    found = {}
     for fd in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # the descriptor of the folder itself is closed by now
-            yield os.readlink(f"/proc/self/fd/{fd}"), int(fd)
+            found[os.readlink(f"/proc/self/fd/{fd}")] = int(fd)
+    return {name: fd for name, fd in found.items() if name.startswith("socket:")}
 
 
 def at(fd: int) -> socket.socket:
@@ -67,17 +63,12 @@ def at(fd: int) -> socket.socket:
 
 def cap(one: socket.socket, bytes_per_second: float) -> None:
     """Keep a TCP connection below a rate; a socket of another kind stays as it is."""
-    if is_tcp(one):
+    if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
         one.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, min(int(bytes_per_second), MOST))
 
 
-def is_tcp(one: socket.socket) -> bool:
-    """Return whether a socket is one of TCP."""
-    return one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM
-
-
 def unsent(one: int | socket.socket) -> int:
-    """Return the bytes that a TCP connection has not sent yet; raise an OSError if the socket listens or is closed."""
+    """Return the bytes that a TCP connection has not sent yet; raise an OSError if the socket is not a connection."""
     count = array("i", [0])
     fcntl.ioctl(one, SIOCOUTQNSD, count)
     return count[0]
@@ -92,8 +83,7 @@ class Pacer(AbstractContextManager["Pacer"]):
 
     def __init__(self, bytes_per_second: float) -> None:
         self._rate = bytes_per_second
-        self._paced: dict[str, int | None] = {}  # the descriptor of each socket; None if it sends nothing
-        self._limits: dict[str, float] = {}
+        self._limits: dict[str, float] = {}  # of each socket that was open at the last look
         self._over = threading.Event()
         self._look()
         self._thread = threading.Thread(target=self._watch, name="baguakit pacer", daemon=True)
@@ -107,34 +97,30 @@ class Pacer(AbstractContextManager["Pacer"]):
                 next_look = time.monotonic() + LOOK
             # The rate is divided among the connections that have bytes to send; an idle one may begin with all of it.
             busy = set()
-            for name, fd in self._paced.items():
+            for name, fd in self._open.items():
                 with suppress(OSError):  # a closed descriptor raises, and the next look forgets it
-                    busy |= {name} if fd is not None and unsent(fd) > 0 else set()
-            for name in self._paced:
+                    busy |= {name} if unsent(fd) > 0 else set()
+            for name in self._open:
                 self._limit(name, self._rate / len(busy) if name in busy else self._rate)
 
     def _look(self) -> None:
-        """Find new connections, and forget closed ones."""
-        open_now = connections()
-        self._paced = {name: fd for name, fd in self._paced.items() if name in open_now}
-        self._limits = {name: limit for name, limit in self._limits.items() if name in open_now}
-        for name in open_now.keys() - self._paced.keys():
-            with suppress(OSError), at(open_now[name]) as one:  # a descriptor that has been closed since raises
-                sends = is_tcp(one) and not one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-                self._paced[name] = open_now[name] if sends else None
-                self._limit(name, self._rate)
+        """Find new sockets, and forget closed ones."""
+        self._open = connections()
+        self._limits = {name: limit for name, limit in self._limits.items() if name in self._open}
+        for name in self._open.keys() - self._limits.keys():
+            self._limit(name, self._rate)
 
     def _limit(self, name: str, rate: float) -> None:
-        if (fd := self._paced[name]) is not None and self._limits.get(name) != rate:
+        if self._limits.get(name) != rate:
             self._limits[name] = rate
-            with suppress(OSError), at(fd) as one:
+            with suppress(OSError), at(self._open[name]) as one:  # a descriptor that has been closed since raises
                 cap(one, rate)
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
         self._look()
-        for name in self._paced:
+        for name in self._open:
             self._limit(name, UNLIMITED)
 
 

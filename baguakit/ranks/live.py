@@ -16,14 +16,14 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any
 
 import torch
 
 from ..arguments import integer, real, truth
 from .serving import HOST, Launcher, Progress, dumps, launcher, receive, send, takes_closures
 
-T = TypeVar("T")
+Bars = dict[tuple[int, int], Any]  # the tqdm of a loop, by rank and number of the loop
 MOST_THREADS, MOST_SECONDS = 1 << 15, 1e8  # of torch; about three years: longer times may overflow clocks
 GRACE = 2.0  # seconds that the other ranks have to reply after one has failed
 STACK_SECONDS = 0.3  # that a rank has to print its stack
@@ -73,18 +73,10 @@ class Ranks:
         self.timeout = None if timeout is None else real("timeout", timeout, above=0, most=MOST_SECONDS)
         if cuda and not torch.cuda.is_available():
             raise ValueError("cuda=True lets ranks use GPUs, but torch finds none; leave it out")
-        self._processes, self._screen = list[Process](), Screen()
+        self._processes, self._bars = list[Process](), Bars()
         self._end: Callable[[], Any] = lambda: None
         self._closed, self._lock = False, threading.Lock()
         self._launcher = launcher()  # it imports torch while the caller goes on
-
-    @overload
-    def run(self, function: Callable[..., T], *args: Any, keep: bool = ..., limit: float | None = ...) -> list[T]: ...
-
-    @overload
-    def run(
-        self, function: Callable[..., T], *args: Any, keep: bool = ..., limit: float | None = ..., lost: Sequence[int]
-    ) -> list[T | None]: ...
 
     def run(
         self,
@@ -133,13 +125,15 @@ class Ranks:
         sources = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
         work = pickle.dumps({"path": [*map(str, sys.path)], "sources": sources, "keep": keep, "packed": packed})
         values: dict[int, Any] = {}
-        with self._lock, contextlib.closing(self._screen):
+        with self._lock:
             try:
                 self._start()
                 failures = self._perform(work, set(range(self.size)) - gone, values, limit)
             finally:
                 if len(values) < self.size:
                     self.close()
+                while self._bars:
+                    self._bars.popitem()[1].close()  # they stay visible
         if failures:
             raise RankError(failures)
         return [values.get(rank) for rank in range(self.size)]
@@ -155,7 +149,7 @@ class Ranks:
         with socket.create_server((HOST, 0)) as server:  # for torch's store, which would else listen on all interfaces
             for rank in range(self.size):
                 files = [server.fileno()] * (rank == 0)
-                self._processes.append(Process(rank, self._launcher, self._screen, files))
+                self._processes.append(Process(rank, self._launcher, self._bars, files))
             port = server.getsockname()[1]
         size = str(self.size)
         given = {"folder": os.getcwd(), "threads": self.threads, "cuda": self.cuda, "timeout": self.timeout}
@@ -163,7 +157,7 @@ class Ranks:
             own, place = str(process.rank), {"MASTER_ADDR": HOST, "MASTER_PORT": str(port)}  # as by torchrun
             place |= {"RANK": own, "WORLD_SIZE": size, "LOCAL_RANK": own, "LOCAL_WORLD_SIZE": size}
             try:
-                send(pickle.dumps({"environment": {**os.environ, **place}, **given}), [process.control])
+                send(pickle.dumps({"environment": {**os.environ, **place}, **given}), process.control)
                 receive(process.control)
             except (EOFError, OSError) as error:
                 self._finish()
@@ -194,7 +188,7 @@ class Ranks:
             except Exception as error:
                 message = None, f"its result cannot be unpickled by the caller: {error!r}"
             if isinstance(message, Progress):
-                self._screen.progress(rank, message)
+                show_progress(self._bars, rank, message)
             elif message[1] is not None:
                 fail([rank], message[1])
             elif rank in waiting:
@@ -207,7 +201,7 @@ class Ranks:
             readers[process.control] = partial(hear, process)
             readers.update((stream.file, stream.read) for stream in process.streams)
             with contextlib.suppress(OSError):  # the process has ended, as `hear` will find
-                send(work, [process.control])
+                send(work, process.control)
         hurried = False
         try:
             while waiting:
@@ -281,11 +275,11 @@ def check_open_files(size: int) -> None:
 class Process:
     """The process of a rank, its socket for calls and replies, and its output. The constructor starts the process."""
 
-    def __init__(self, rank: int, launcher: Launcher, screen: "Screen", files: Sequence[int]) -> None:
+    def __init__(self, rank: int, launcher: Launcher, bars: Bars, files: Sequence[int]) -> None:
         self.rank = rank
         self.control, theirs = socket.socketpair()
         (out, their_out), (err, their_err) = os.pipe(), os.pipe()
-        self.streams = Stream(out, rank, screen, is_error=False), Stream(err, rank, screen, is_error=True)
+        self.streams = Stream(out, rank, bars, is_error=False), Stream(err, rank, bars, is_error=True)
         with theirs, os.fdopen(their_out, "wb"), os.fdopen(their_err, "wb"):
             self.pid = launcher.fork(self.control, [theirs.fileno(), their_out, their_err, *files])
 
@@ -310,48 +304,27 @@ def end(launcher: Launcher, processes: list[Process], owner: int) -> None:
     processes.clear()
 
 
-class Screen:
-    """The output of ranks: printed lines with the rank in front, and progress bars."""
+def show_progress(bars: Bars, rank: int, report: Progress) -> None:
+    """Move the progress bar of a loop of a rank."""
+    from tqdm.auto import tqdm  # type: ignore[import-untyped, unused-ignore]
 
-    def __init__(self) -> None:
-        self._bars: dict[tuple[int, int], Any] = {}
-
-    def line(self, rank: int, text: str, is_error: bool) -> None:
-        """Show a line of a rank."""
-        stream = sys.stderr if is_error else sys.stdout
-        if self._bars:
-            next(iter(self._bars.values())).write(f"[{rank}] {text}", file=stream)  # above the bars
-        else:
-            print(f"[{rank}] {text}", file=stream, flush=True)
-
-    def progress(self, rank: int, report: Progress) -> None:
-        """Move a progress bar."""
-        from tqdm.auto import tqdm  # type: ignore[import-untyped, unused-ignore]
-
-        key = (rank, report.loop)
-        if key not in self._bars:
-            label = f"[{rank}] {report.label}".rstrip()
-            self._bars[key] = tqdm(total=report.total, desc=label, leave=True)
-        self._bars[key].update(report.done - self._bars[key].n)
-        if report.ended:
-            self._bars[key].close()
-
-    def close(self) -> None:
-        """Close the bars, which stay visible."""
-        while self._bars:
-            self._bars.popitem()[1].close()
+    if (key := (rank, report.loop)) not in bars:
+        bars[key] = tqdm(total=report.total, desc=f"[{rank}] {report.label}".rstrip(), leave=True)
+    bars[key].update(report.done - bars[key].n)
+    if report.ended:
+        bars[key].close()
 
 
 class Stream:
     """The output of one rank to stdout or stderr: the reading end of a pipe."""
 
-    def __init__(self, file: int, rank: int, screen: Screen, is_error: bool) -> None:
+    def __init__(self, file: int, rank: int, bars: Bars, is_error: bool) -> None:
         os.set_blocking(file, False)
-        self.file, self._rank, self._screen, self._is_error = os.fdopen(file, "rb", 0), rank, screen, is_error
+        self.file, self._rank, self._bars, self._is_error = os.fdopen(file, "rb", 0), rank, bars, is_error
         self._rest = b""
 
     def read(self, last: bool = False) -> bool:
-        """Show the complete lines, and with `last` an unfinished one; return False at the end of the pipe.
+        """Print the complete lines, and with `last` an unfinished one; return False at the end of the pipe.
 
         It reads once, at most the size of a pipe, so that a rank that writes without end does not block the caller.
         """
@@ -359,7 +332,8 @@ class Stream:
         *lines, self._rest = (self._rest + (data or b"")).split(b"\n")
         if last and self._rest:
             lines, self._rest = [*lines, self._rest], b""
+        show = next(iter(self._bars.values())).write if self._bars else partial(print, flush=True)  # above the bars
         for line in lines:
-            shown = line.rstrip(b"\r").rpartition(b"\r")[2]  # as by a terminal
-            self._screen.line(self._rank, shown.decode(errors="replace"), self._is_error)
+            shown = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")  # as by a terminal
+            show(f"[{self._rank}] {shown}", file=sys.stderr if self._is_error else sys.stdout)
         return data != b""

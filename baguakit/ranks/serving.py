@@ -21,7 +21,6 @@ import importlib.util
 import io
 import itertools
 import linecache
-import mmap
 import os
 import pickle
 import signal
@@ -80,7 +79,7 @@ def run(control: int, out: int, err: int, listening: int | None = None) -> None:
         _call += 1
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        send(answer, [_control])
+        send(answer, _control)
 
 
 def _next(control: socket.socket) -> Any:
@@ -116,7 +115,7 @@ def join(
     limit = default_pg_timeout if timeout is None else timedelta(seconds=timeout)
     make: Any = dist.TCPStore  # type: ignore[attr-defined]
     store = make(HOST, port, is_master=rank == 0, wait_for_workers=False, timeout=limit, master_listen_fd=listening)
-    send(dumps(None), [control])
+    send(dumps(None), control)
     if cuda:
         gpus = torch.cuda.device_count()
         if gpus < size:  # ranks share them
@@ -185,12 +184,12 @@ def _reported(control: socket.socket, steps: Iterable[T], report: Progress) -> I
         for step in steps:
             if time.monotonic() - last >= BEAT and _call == began_in:
                 last = time.monotonic()
-                send(dumps(report), [control])
+                send(dumps(report), control)
             yield step
             report = replace(report, done=report.done + 1)
     finally:
         if _call == began_in:
-            send(dumps(replace(report, ended=True)), [control])
+            send(dumps(replace(report, ended=True)), control)
 
 
 # The launcher
@@ -227,7 +226,7 @@ class Launcher:
         """Start a rank with `files`, the arguments of `serving.run`; return its process id, received over `control`."""
         try:
             self._used = True
-            send(pickle.dumps(()), [self._socket], files)
+            send(pickle.dumps(()), self._socket, files)
             return int(pickle.loads(receive(control)[0]))
         except (EOFError, OSError) as error:
             raise RuntimeError(
@@ -239,7 +238,7 @@ class Launcher:
         ended, theirs = os.pipe()
         with os.fdopen(ended, "rb") as file, contextlib.suppress(OSError):
             with os.fdopen(theirs, "wb"):
-                send(pickle.dumps(tuple(pids)), [self._socket], [theirs])
+                send(pickle.dumps(tuple(pids)), self._socket, [theirs])
             file.read()  # the launcher closes it
 
     def close(self) -> None:
@@ -258,10 +257,9 @@ _launcher: Launcher | None = None
 def launcher() -> Launcher:
     """Return the launcher of this process; start it if there is none. Requests wait until it is ready."""
     global _launcher
-    if _launcher is not None and not _launcher.usable:
-        _launcher.close()
-        _launcher = None
-    if _launcher is None:
+    if _launcher is None or not _launcher.usable:
+        if _launcher is not None:
+            _launcher.close()
         _launcher = Launcher()
     return _launcher
 
@@ -292,7 +290,7 @@ def _fork(user: socket.socket, files: Sequence[int]) -> int:
     parent, pid = os.getpid(), os.fork()
     if pid:
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(files[0])) as control:
-            send(pickle.dumps(pid), [control])
+            send(pickle.dumps(pid), control)
         return pid
     try:
         user.close()
@@ -331,15 +329,14 @@ class Progress:
     ended: bool = False
 
 
-def send(packed: bytes, ends: Sequence[socket.socket], files: Sequence[int] = ()) -> None:
-    """Send a pickle to each of some sockets, with descriptors of open files."""
+def send(packed: bytes, end: socket.socket, files: Sequence[int] = ()) -> None:
+    """Send a pickle, with descriptors of open files."""
     with (
         os.fdopen(os.memfd_create("message"), "w+b") if sys.platform == "linux" else tempfile.TemporaryFile() as message
     ):
         message.write(packed)
-        message.flush()
-        for end in ends:
-            socket.send_fds(end, [b"m"], [message.fileno(), *files])
+        message.seek(0)  # which flushes; the receiver's descriptor shares the position
+        socket.send_fds(end, [b"m"], [message.fileno(), *files])
 
 
 def receive(end: socket.socket) -> tuple[bytes, list[int]]:
@@ -347,9 +344,8 @@ def receive(end: socket.socket) -> tuple[bytes, list[int]]:
     data, files, _, _ = socket.recv_fds(end, 1, FILES)
     if not data:
         raise EOFError
-    # The file is mapped, not read: receivers of the same message share one position in the file.
-    with os.fdopen(files[0], "rb") as message, mmap.mmap(message.fileno(), 0, access=mmap.ACCESS_READ) as packed:
-        return packed[:], list(files[1:])
+    with os.fdopen(files[0], "rb") as message:
+        return message.read(), files[1:]
 
 
 def takes_closures() -> bool:

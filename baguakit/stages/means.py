@@ -12,7 +12,7 @@ from ..buckets import Bucket
 from ..comm import INTER, INTRA, Comm
 from ..compressors import Compressor, MinMaxUInt8
 from ..compressors.base import check_dense
-from ..costs import Cost, Load, Place, all_gather, all_reduce, degree, exchange, neighbors, ring, rounds_of
+from ..costs import Cost, Load, Place, degree, exchange, ring, rounds_of
 from ..keeping import finite, room_for, update_if_finite_
 from ..lanes import Phases, temporaries
 from ..primitives import compressed_mean_, mean_, neighbor_mean_, sparse_mean_
@@ -42,8 +42,8 @@ class Mean(Average):
         """Return the cost: w = all-reduce of S;  q = a copy."""
         if place.ranks == 1:
             return Cost()
-        n, S, line = place.ranks, load.size, place.link.all_reduce
-        return place.copies(1, S) + exchange(line, all_reduce(line, n, S), ring(n) * S)
+        n, S = place.ranks, load.size
+        return place.copies(1, S) + exchange(place.link.all_reduce, 2 * (n - 1), ring(n) * S)
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,10 +80,10 @@ class CompressedMean(Average):
         n, N, c = place.ranks, load.values, self.compressor
         if n == 1 or not pays(N, load.value_bytes, c, n):
             return Mean().cost(load, place)
-        line, speed = place.link.to_all, place.network.codec(c)
+        speed = place.network.codec(c)
         if in_one_hop(N, c, n):
             b, q = c.row_bytes(N), N * (speed.compress + n * speed.decompress)
-            return exchange(line, neighbors(line, n - 1, b), (n - 1) * b, q)
+            return exchange(place.link.to_all, 1, (n - 1) * b, q)
         b, q = c.row_bytes(-(-N // n)), N * (speed.compress + speed.reduce + speed.decompress)
         return place.shards(b, q, pieces_of(N, place.gpu))
 
@@ -109,8 +109,8 @@ class SparseMean(Declared, Average):
         n, N, c = place.ranks, load.values, self.compressor
         if n == 1:
             return Cost()
-        line, speed, b = place.link.exchange, place.network.codec(c), c.row_bytes(N)
-        return exchange(line, all_gather(line, n, b), (n - 1) * b, N * (speed.compress + n * speed.reduce))
+        speed, sent = place.network.codec(c), (n - 1) * c.row_bytes(N)
+        return exchange(place.link.exchange, n - 1, sent, N * (speed.compress + n * speed.reduce))
 
 
 @dataclass(frozen=True, repr=False)
@@ -249,8 +249,7 @@ class Hierarchical(Around):
         shard = Load(-(-load.values // L), load.value_bytes)
         if L == 1:
             return place.copies(1, load.size) + self.inner.cost(shard, between)
-        line, b = inside.link.exchange, shard.size
-        within = exchange(line, 2 * all_gather(line, L, b), 2 * (L - 1) * b)
+        within = exchange(inside.link.exchange, 2 * (L - 1), 2 * (L - 1) * shard.size)
         return within + place.copies(3, load.size) + self.inner.cost(shard, between).put_beside()
 
 

@@ -94,12 +94,6 @@ class Chosen(Topology):
             )
         return self._choice
 
-    def fixed(self) -> "Chosen":
-        """Return a topology for one round with the current choice."""
-        round = Chosen()
-        round._choice, round.one_round = self.choice, True
-        return round
-
     def period(self, size: int) -> NoReturn:
         """Raise a ValueError: future rounds are unknown."""
         raise ValueError(
@@ -125,7 +119,9 @@ def as_chosen(stage: Any) -> Any:
     The training thread calls it at launch. On a lane, the next round's weights may have been chosen already.
     """
     if isinstance(stage, Chosen):
-        return stage.fixed()
+        round = Chosen()
+        round._choice, round.one_round = stage.choice, True
+        return round
     if not chooses(stage):
         return stage
     held = {f.name: getattr(stage, f.name) for f in fields(stage)}
