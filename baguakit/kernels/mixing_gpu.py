@@ -8,7 +8,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from .gpu import byte_of, launch, rounded, store, tiled
+from .gpu import byte_of, launch, load, rounded, store, tiled
 from .mixing import WIDE
 
 TILE = 2048  # values
@@ -30,44 +30,33 @@ def places(first, TILE, MASKED):
 
 
 @triton.jit
-def load(ptr, inside):
-    return wide(tl.load(ptr) if inside is None else tl.load(ptr, inside, 0))
-
-
-@triton.jit
-def add(total, y_ptr, at, inside, weights_ptr, weight, k):
+def add(total, y_ptr, at, inside, weight):
     if y_ptr is None:
         return total
     else:
-        return tl.fma(load(y_ptr + at, inside), factor(weights_ptr, weight, k), total)
+        return tl.fma(wide(load(y_ptr + at, inside)), tl.full((1,), weight, total.dtype), total)
 
 
-@triton.jit
-def factor(weights_ptr, weight, k):
-    """Return weight k: from the device if `weights_ptr` is given, else the number `weight` of the launch."""
-    return tl.full((1,), weight, tl.float32) if weights_ptr is None else tl.load(weights_ptr + k)
-
-
-@triton.jit(do_not_specialize=["n", "first"], do_not_specialize_on_alignment=["weights_ptr"])
+@triton.jit(do_not_specialize=["n", "first"])
 def mix_kernel(
-    out_ptr, x_ptr, y1_ptr, y2_ptr, y3_ptr, y4_ptr, y5_ptr, y6_ptr, y7_ptr, y8_ptr,
-    weights_ptr, w0, w1, w2, w3, w4, w5, w6, w7, w8, n, first,
-    SCALED: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
+    out_ptr, x_ptr, y1_ptr, y2_ptr, y3_ptr, y4_ptr, y5_ptr, y6_ptr, y7_ptr, y8_ptr, w0: tl.float64, w1: tl.float64,
+    w2: tl.float64, w3: tl.float64, w4: tl.float64, w5: tl.float64, w6: tl.float64, w7: tl.float64, w8: tl.float64,
+    n, first, SCALED: tl.constexpr, TILE: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Compute out ← w₀ x + Σ w_k y_k, or x + Σ w_k y_k if x is a partial sum; absent tensors are None."""
     at = places(first, TILE, MASKED)
     inside = at < n if MASKED else None
-    total = load(x_ptr + at, inside)
+    total = wide(load(x_ptr + at, inside))
     if SCALED:
-        total *= factor(weights_ptr, w0, 0)
-    total = add(total, y1_ptr, at, inside, weights_ptr, w1, 1)
-    total = add(total, y2_ptr, at, inside, weights_ptr, w2, 2)
-    total = add(total, y3_ptr, at, inside, weights_ptr, w3, 3)
-    total = add(total, y4_ptr, at, inside, weights_ptr, w4, 4)
-    total = add(total, y5_ptr, at, inside, weights_ptr, w5, 5)
-    total = add(total, y6_ptr, at, inside, weights_ptr, w6, 6)
-    total = add(total, y7_ptr, at, inside, weights_ptr, w7, 7)
-    total = add(total, y8_ptr, at, inside, weights_ptr, w8, 8)
+        total *= tl.full((1,), w0, total.dtype)
+    total = add(total, y1_ptr, at, inside, w1)
+    total = add(total, y2_ptr, at, inside, w2)
+    total = add(total, y3_ptr, at, inside, w3)
+    total = add(total, y4_ptr, at, inside, w4)
+    total = add(total, y5_ptr, at, inside, w5)
+    total = add(total, y6_ptr, at, inside, w6)
+    total = add(total, y7_ptr, at, inside, w7)
+    total = add(total, y8_ptr, at, inside, w8)
     store(out_ptr + at, total, inside)
 
 
@@ -76,7 +65,8 @@ def land_kernel(x_ptr, result_ptr, before_ptr, good_ptr, n, first, TILE: tl.cons
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     at = places(first, TILE, MASKED)
     inside = at < n if MASKED else None
-    x, result, before = load(x_ptr + at, inside), load(result_ptr + at, inside), load(before_ptr + at, inside)
+    x, result = wide(load(x_ptr + at, inside)), wide(load(result_ptr + at, inside))
+    before = wide(load(before_ptr + at, inside))
     change = wide(rounded(result - before, dtype))
     landed = tl.where(x == before, result, x + change)
     if good_ptr is not None:
@@ -84,23 +74,16 @@ def land_kernel(x_ptr, result_ptr, before_ptr, good_ptr, n, first, TILE: tl.cons
     store(x_ptr + at, landed, inside)
 
 
-def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float] | Tensor) -> None:
+def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float]) -> None:
     """Mix any number of tensors, `MOST` in a launch. Between launches, the sum keeps its wide dtype."""
-    if x.dtype == torch.float64 and not isinstance(weights, Tensor):
-        # Triton takes numbers as fp32, so fp64 weights are in a tensor. The device fills it: a copy would wait.
-        weights = torch.stack([x.new_full((), weight) for weight in weights])
     begun = x
     for start in range(0, max(len(others), 1), MOST):
-        some = others[start : start + MOST]
+        some, factors = others[start : start + MOST], weights[start + 1 : start + MOST + 1]
         last = start + MOST >= len(others)
         out = x if last or x.dtype in WIDE else torch.empty_like(x, dtype=torch.float32) if begun is x else begun
-        absent: list[None] = [None] * (MOST - len(some))
-        if isinstance(weights, Tensor):
-            factors: list[Any] = [weights[start:], *[None] * (MOST + 1)]  # what they weigh is read from there
-        else:
-            own = weights[0] if start == 0 else None
-            factors = [None, own, *weights[start + 1 : start + 1 + len(some)], *absent]
-        _launch(mix_kernel, x, out, begun, *some, *absent, *factors, SCALED=start == 0)
+        missing = MOST - len(some)
+        arguments = out, begun, *some, *[None] * missing, weights[0], *factors, *[0.0] * missing
+        _launch(mix_kernel, x, *arguments, SCALED=start == 0)
         begun = out
 
 

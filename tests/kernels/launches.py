@@ -94,8 +94,8 @@ def launches():
             f"land what is good, {dtype}",
             lambda dtype=dtype: mixing_triton.land_(*values(dtype, 3), torch.tensor(True)),
         )
-        for others, held in ((1, False), (1, True), (9, False)):
-            yield f"mix {others}, {dtype}, {held=}", lambda args=(dtype, others, held): mixing(*args)
+        for others in (1, 9):
+            yield f"mix {others}, {dtype}", lambda args=(dtype, others): mixing(*args)
         for chunk, lost in ((64, False), (4096, True)):
             yield f"top k, {dtype}, {chunk=}, {lost=}", lambda args=(dtype, chunk, lost): keeping(*args)
 
@@ -137,10 +137,9 @@ def coding(format, dtype, block, full):
     blockwise_launch.reduce(format, packed, LENGTH, block, torch.zeros(LENGTH) if full else None, key, ok)
 
 
-def mixing(dtype, others, held):
-    weights = torch.ones(others + 1, dtype=torch.promote_types(dtype, torch.float32)) if held else [0.5] * (others + 1)
+def mixing(dtype, others):
     x, *ys = values(dtype, others + 1)
-    mixing_triton.mix_(x, ys, weights)
+    mixing_triton.mix_(x, ys, [0.5] * (others + 1))
 
 
 def keeping(dtype, chunk, lost):

@@ -29,10 +29,7 @@ def landing(dtype, masked, told):
 def mixing(dtype, out, begun, count, masked):
     pointers = {"out_ptr": f"*{out}", "x_ptr": f"*{begun}"}
     pointers |= {f"y{k}_ptr": f"*{dtype}" if k <= count else None for k in range(1, 9)}
-    by_pointer = dtype == "fp64"
-    weights = {"weights_ptr": "*fp64" if by_pointer else None}
-    first = 0 if begun == dtype else 1  # a sum that goes on has its first weight in it
-    weights |= {f"w{k}": None if by_pointer or not first <= k <= count else "fp32" for k in range(9)}
+    weights = {f"w{k}": "fp64" for k in range(9)}
     facts = {"dtype": dtype, "out": out, "begun": begun, "count": count}
     return variant(kernels.mix_kernel, pointers | weights, {"SCALED": begun == dtype}, masked, facts)
 
@@ -44,9 +41,7 @@ def variant(kernel, arguments, constants, masked, facts):
         kernel,
         signature,
         constants,
-        aligned=tuple(
-            name for name, kind in signature.items() if kind[0] == "*" and name not in ("weights_ptr", "good_ptr")
-        ),
+        aligned=tuple(name for name, kind in signature.items() if kind[0] == "*" and name != "good_ptr"),
         options={"num_warps": kernels.WARPS, "enable_fp_fusion": False},
         values=kernels.TILE,
         facts=facts | {"masked": masked},
