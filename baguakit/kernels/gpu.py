@@ -10,8 +10,6 @@ import torch
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-from .noise import seed_words
-
 
 def tiled(n: int, tile: int) -> list[tuple[int, int, bool]]:
     """Return (first, tiles, masked) of each launch over n values: one for full tiles, one for a partial last tile.
@@ -36,15 +34,9 @@ def byte_of(ok: torch.Tensor | None) -> torch.Tensor | None:
     return None if ok is None else ok.view(torch.uint8)
 
 
-def signed_words(key: int) -> tuple[int, int]:
-    """Return the two words of `seed_words(key)` as signed 32-bit numbers, which a launch takes."""
-    seed, seed_high = map(signed, seed_words(key))
-    return seed, seed_high
-
-
-def signed(word: int) -> int:
-    """Return a 32-bit word as the signed integer with the same bits."""
-    return word - (word >> 31 << 32)
+def signed(words: tuple[int, int]) -> list[int]:
+    """Return the two 32-bit words of a seed as signed integers with the same bits, which a launch takes."""
+    return [word - (word >> 31 << 32) for word in words]
 
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
@@ -53,7 +45,7 @@ ULP = tl.constexpr(2.0**-24)
 
 @triton.jit
 def uniform(at, seed, seed_high):
-    """Return numbers in [0, 1) for 64-bit positions, from the two words of `signed_words`."""
+    """Return numbers in [0, 1) for 64-bit positions, from the two words of a seed."""
     h = mix(at.to(tl.uint32) ^ seed.to(tl.uint32, bitcast=True))
     return (mix(h ^ (at >> 32).to(tl.uint32) ^ seed_high.to(tl.uint32, bitcast=True)) >> 8).to(tl.float32) * ULP
 

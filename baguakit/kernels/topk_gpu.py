@@ -184,14 +184,8 @@ def add_kernel(
 
 
 def options_of(chunk: int) -> dict[str, Any]:
-    """Return the launch options of the kernel."""
+    """Return the launch options of the kernels that take chunks."""
     return {"num_warps": max(1, chunk // 512)} | ({} if torch.version.hip else {"maxnreg": REGISTERS})
-
-
-def slots_of(chunk: int) -> dict[str, int]:
-    """Return the constants for adding rows: one slot per thread, so that a thread writes the values that it read."""
-    threads = options_of(chunk)["num_warps"] * (64 if torch.version.hip else 32)
-    return {"CHUNK": chunk, "SLOTS": threads, "BITS": chunk.bit_length() - 1}
 
 
 def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -229,9 +223,11 @@ def add_(
         packed = packed if packed.data_ptr() % 4 == 0 else packed.clone()
         values = packed[:, topk.values_at(count, chunk) :].view(torch.float32)
     total = out if out.dtype in WIDE else torch.empty_like(out, dtype=torch.float32)
+    options = options_of(chunk)
+    slots = options["num_warps"] * (64 if torch.version.hip else 32)  # one per thread, which writes what it has read
     launch(
         add_kernel, triton.cdiv(n, chunk) if rows else 0,
         total, None if total is out else out, packed, values, weights, byte_of(ok),
         1 / max(rows, 1), rows, packed.shape[1], values.stride(0), n, count, k, rest,
-        **slots_of(chunk), **options_of(chunk), enable_fp_fusion=False,
+        CHUNK=chunk, SLOTS=slots, BITS=chunk.bit_length() - 1, **options, enable_fp_fusion=False,
     )  # fmt: skip

@@ -118,7 +118,7 @@ def numbers(variant):
         yield tables.numbers[: len(expected)], torch.tensor(expected)
         yield tables.numbers[FACTOR.value], torch.tensor(factor)
         if theirs.key is not None:
-            yield words[SEED.value : SEED.value + 2], torch.tensor([*map(signed, seed)], dtype=torch.int32)
+            yield words[SEED.value : SEED.value + 2], torch.tensor(signed(seed), dtype=torch.int32)
 
 
 def rule_of(variant):

@@ -43,7 +43,8 @@ def variant(dtype, chunk, residual=True):
 
 
 def adding(dtype, weighted, chunk, asked):
-    constants, options = kernels.slots_of(chunk), kernels.options_of(chunk) | {"enable_fp_fusion": False}
+    options = kernels.options_of(chunk) | {"enable_fp_fusion": False}
+    constants = {"CHUNK": chunk, "SLOTS": 32 * options["num_warps"], "BITS": chunk.bit_length() - 1}
     constants |= {} if weighted else {"weights_ptr": None}
     constants |= {} if asked else {"ok_ptr": None}
     constants |= {"out_ptr": None} if dtype in ("fp32", "fp64") else {}

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 from typing import NamedTuple
 
@@ -201,12 +202,9 @@ def twin_of(format: Format) -> ModuleType:
         NotImplementedError: there is no such module.
     """
     name = f"{type(format).__module__}_gpu"
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name:  # a module that it imports
-            raise
+    if find_spec(name) is None:
         raise NotImplementedError(
             f"the format {format!r} has a definition and no Triton functions, which GPUs need: "
             f"write {name.replace('.', '/')}.py, with measure, encode and decode, or keep its tensors on the CPU"
-        ) from None
+        )
+    return import_module(name)

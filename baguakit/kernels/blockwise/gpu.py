@@ -24,7 +24,8 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from ..gpu import INTERPRETED, byte_of, launch, load, restore, rotate, rounded, signed_words, store, tiled, uniform
+from ..gpu import INTERPRETED, byte_of, launch, load, restore, rotate, rounded, signed, store, tiled, uniform
+from ..noise import seed_words
 from ..rotation import signs_of
 from .format import Format, planes_of, twin_of
 
@@ -297,20 +298,17 @@ def _tiles(
     kernel: Any, format: Format, n: int, block: int, itemsize: int, stride: int
 ) -> list[tuple[int, int, dict[str, Any]]]:
     """Return (first, tiles, options) of each launch over a row."""
-    found = []
-    for first, tiles, masked in tiled(n, tile_of(kernel, format, block)):
-        constants, options = constants_of(kernel, format, block, itemsize, masked, stride)
-        found.append((first, tiles, constants | options))
-    return found
+    return [
+        (first, tiles, options_of(kernel, format, block, itemsize, masked, stride))
+        for first, tiles, masked in tiled(n, tile_of(kernel, format, block))
+    ]
 
 
 def tile_of(kernel: Any, format: Format, block: int) -> int:
     return max(block, TILES[kernel] if format.bits == 8 and not format.rotated else WARP) // block * block
 
 
-def constants_of(
-    kernel: Any, format: Format, block: int, itemsize: int, masked: bool, stride: int
-) -> tuple[dict[str, Any], dict[str, Any]]:
+def options_of(kernel: Any, format: Format, block: int, itemsize: int, masked: bool, stride: int) -> dict[str, Any]:
     """Return a kernel's constants and options for values of `itemsize` bytes, in rows `stride` values apart."""
     module, tile = twin_of(format), tile_of(kernel, format, block)
     form = format.bits, format.padded, format.rotated, *format.numbers
@@ -319,8 +317,8 @@ def constants_of(
     width = min(16 // itemsize, 4 * planes_of(format.bits)[0])  # a thread's part of what a warp of 32 holds
     # Masks are per value. The alignment of a row follows from its number times the stride.
     device |= {"WIDTH": 1 if masked else gcd(width, stride), "NARROW": masked or stride % 16 != 0}
-    options = {"num_warps": tile // WARP, "enable_fp_fusion": False}
-    return {name: value for name, value in device.items() if name in kernel.arg_names}, options
+    constants = {name: value for name, value in device.items() if name in kernel.arg_names}
+    return constants | {"num_warps": tile // WARP, "enable_fp_fusion": False}
 
 
 def _aligned(packed: Tensor) -> Tensor:
@@ -338,5 +336,4 @@ def _stride(shape: Sequence[int]) -> int:
 
 
 def _draws(key: int | None) -> dict[str, Any]:
-    seed, seed_high = signed_words(key or 0)
-    return {"seed": seed, "seed_high": seed_high, "DRAWN": key is not None}
+    return dict(zip(("seed", "seed_high"), signed(seed_words(key or 0)), strict=True), DRAWN=key is not None)

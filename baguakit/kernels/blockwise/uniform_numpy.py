@@ -20,7 +20,7 @@ Array = NDArray[Any]
 HALF, ONE, HALF_INTERVALS, SMALLEST = (np.float32(value) for value in (0.5, 1, 127.5, 2.0**-126))
 
 
-def compress(format: Format, x: Tensor, block: int, residual: Tensor | None = None, key: None = None) -> Tensor:
+def compress(format: Format, x: Tensor, block: int, residual: Tensor | None, *_: None) -> Tensor:
     values = x.float().numpy()
     with np.errstate(all="ignore"):
         packed = _pack(format, values, block)
@@ -29,7 +29,7 @@ def compress(format: Format, x: Tensor, block: int, residual: Tensor | None = No
     return torch.from_numpy(packed)
 
 
-def decompress_(format: Format, out: Tensor, packed: Tensor, block: int, ok: None = None) -> None:
+def decompress_(format: Format, out: Tensor, packed: Tensor, block: int, *_: None) -> None:
     with np.errstate(all="ignore"):  # torch does the writing, since it keeps account of what is written
         out.copy_(torch.from_numpy(_unpack(format, packed.numpy(), out.shape[1], block)))
 
@@ -42,15 +42,7 @@ def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: in
     out.copy_(torch.from_numpy(total))
 
 
-def reduce(
-    format: Format,
-    packed: Tensor,
-    n: int,
-    block: int,
-    residual: Tensor | None = None,
-    key: None = None,
-    ok: None = None,
-) -> Tensor:
+def reduce(format: Format, packed: Tensor, n: int, block: int, residual: Tensor | None, *_: None) -> Tensor:
     mean, rows = np.zeros(n, np.float32), np.float32(len(packed))
     with np.errstate(all="ignore"):
         for row in _unpack(format, packed.numpy(), n, block):

@@ -13,7 +13,8 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from ..blockwise.uniform_gpu import decode
-from ..gpu import launch, load, mix, signed, signed_words, store, uniform
+from ..gpu import launch, load, mix, signed, store, uniform
+from ..noise import seed_words
 from .definition import Conditions, Update, numbers_of
 from .operators import FIELDS, StepTables
 
@@ -238,11 +239,11 @@ def step_(update: Update, tables: StepTables, conditions: Conditions, block: int
         options = [x for x in vars(update).values() if not isinstance(x, bool)]  # three, or four, as in the kernel
         launch(
             numbers_kernel, 1, tables.numbers, *held, lr, int(taken), scale, clip, *(*options, 0.0)[:4],
-            *signed_words(c.key or 0), **constants, num_warps=1,
+            *signed(seed_words(c.key or 0)), **constants, num_warps=1,
         )  # fmt: skip
     else:
         values, factor, seed = numbers_of(update, conditions)
-        numbers = (None, *values, *(0.0,) * (7 - len(values)), factor, *map(signed, seed))
+        numbers = (None, *values, *(0.0,) * (7 - len(values)), factor, *signed(seed))
     constants |= {"NESTEROV": getattr(update, "nesterov", False), "STATES": update.states, "BLOCK": block}
     for table in tables.by_kind:
         p, g, mastered = table.kind
