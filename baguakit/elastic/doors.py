@@ -9,21 +9,18 @@ The kernel answers, so a process that computes or is stopped has an open door. N
 and the store is not used.
 """
 
+import errno
 import fcntl
 import os
 import socket
 import struct
 import threading
 import time
-import weakref
 from contextlib import suppress
 
 OPEN, GONE, SILENT = "open", "gone", "silent"
 ANSWERS = 3.0  # seconds in which a host answers; the kernel asks again after 1 s
 SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of an interface
-
-_doors: "weakref.WeakSet[Door]" = weakref.WeakSet()
-
 
 class Door:
     """The door of this process. Forked processes do not keep it open."""
@@ -38,13 +35,13 @@ class Door:
             listener.setblocking(False)
             self.address = f"{host}:{listener.getsockname()[1]}"
             self._sockets.append(listener)
-        _doors.add(self)
+        os.register_at_fork(after_in_child=self.close)
 
     def let_in(self) -> None:
         """Accept new connections, and close those whose other end has closed."""
         with self._lock:
             for each in self._sockets[1:]:
-                if state_of(each) == GONE:
+                if not is_open(each):
                     self._sockets.remove(each)
                     each.close()
             with suppress(BlockingIOError):
@@ -59,84 +56,48 @@ class Door:
         self._sockets = []
 
 
-def _close_in_child() -> None:
-    for door in list(_doors):
-        door.close()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
-
-
 class Knocks:
     """The connections of this process to the doors of others. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._made: dict[str, tuple[socket.socket | str, float]] = {}  # by address: a socket or state; since when
+        self._made: dict[str, tuple[socket.socket, float]] = {}  # by address; since when. Closed: the door is gone
 
     def knock(self, address: str) -> str:
         """Return the state of a door, without waiting."""
         if not address:
             return ""
-        now = time.monotonic()
+        host, _, port = address.rpartition(":")
         if address not in self._made:
-            self._made[address] = (connecting(address), now)
+            self._made[address] = (socket.socket(family_of(host)), time.monotonic())
+            self._made[address][0].setblocking(False)
         made, since = self._made[address]
-        found = made if isinstance(made, str) else state_of(made)
-        if found == GONE:
-            self.forget(address)
-            self._made[address] = (GONE, now)  # a socket reports this only once
-        elif found == SILENT and now - since > 1:  # there was no route; there may be one now
-            self.forget(address)
-        return SILENT if not found and now - since > ANSWERS else found
-
-    @classmethod
-    def settled(cls, addresses: list[str]) -> list[str]:
-        """Return the state of each door; wait until all states are known, at most `ANSWERS` seconds."""
-        knocks, until = cls(), time.monotonic() + ANSWERS
-        while "" in (found := [knocks.knock(each) for each in addresses]) and time.monotonic() < until:
-            time.sleep(0.02)
-        knocks.end()
-        return found
-
-    def forget(self, address: str) -> None:
-        """Close the connection to a door; the next `knock` makes a new one."""
-        made, _ = self._made.pop(address)
-        if not isinstance(made, str):
-            made.close()
+        try:
+            with suppress(ConnectionError):  # the socket is not open then
+                made.connect((host, int(port)))  # again after an error: there may be a route now
+        except BlockingIOError:  # it is still connecting
+            return SILENT if time.monotonic() - since > ANSWERS else ""
+        except OSError as error:
+            if error.errno not in (errno.EISCONN, errno.EBADF):
+                return SILENT
+        if is_open(made):
+            return OPEN
+        made.close()  # a refusal is reported only once
+        return GONE
 
     def end(self) -> None:
-        for address in list(self._made):
-            self.forget(address)
+        for made, _ in self._made.values():
+            made.close()
+        self._made.clear()
 
 
-def connecting(address: str) -> socket.socket | str:
-    """Return a socket that is connecting to an address; or the door's state: `GONE`, or `SILENT` without a route."""
-    host, _, port = address.rpartition(":")
-    made = socket.socket(family_of(host), socket.SOCK_STREAM)
-    made.setblocking(False)
+def is_open(made: socket.socket) -> bool:
+    """Return whether a socket is connected, and its other end is not closed."""
     try:
-        made.connect((host, int(port)))
+        return bool(made.recv(1))
     except BlockingIOError:
-        return made
-    except OSError as error:
-        made.close()
-        return GONE if isinstance(error, ConnectionRefusedError) else SILENT
-    return made
-
-
-def state_of(made: socket.socket) -> str:
-    """Return the state of the door to which a socket is connected or connecting."""
-    try:
-        return OPEN if made.recv(1) else GONE
-    except BlockingIOError:
-        with suppress(OSError):
-            made.getpeername()  # raises until the socket is connected
-            return OPEN
-        return ""
-    except (ConnectionRefusedError, ConnectionResetError):
-        return GONE
+        return True
     except OSError:
-        return SILENT
+        return False
 
 
 def own_address() -> str:

@@ -23,8 +23,8 @@ from ..comm import Comm
 from ..comm.own import let_go
 from ..monitor import PeerError
 from .carrying import Carrying, Kept, keep
-from .doors import SILENT, Knocks
-from .rendezvous import Round, Settings, endpoint_of
+from .doors import Knocks
+from .rendezvous import Round, Settings, endpoint_of, silent_of
 from .rounds import PROGRESS, Left, Rounds, log, run
 
 FIRST_STEPS = 3.0  # seconds for the first steps of a round
@@ -211,9 +211,11 @@ class Membership(Rounds):
 
     def _cut_from(self) -> str:
         """Return the names of the members of the round that do not answer at their doors."""
-        members = [] if self.round is None else [each for each in self.round.members if each.door]
-        states = Knocks.settled([each.door for each in members])
-        return ", ".join(each.name for each, state in zip(members, states, strict=True) if state == SILENT)
+        knocks, members = Knocks(), () if self.round is None else self.round.members
+        while (silent := silent_of(members, knocks)) is None:  # for a few seconds
+            time.sleep(0.02)
+        knocks.end()
+        return ", ".join(silent)
 
     def _keep(self, error: BaseException | None) -> BaseException | None:
         """Take attachments out of the round, and keep their states; return the error that ended the round, if any."""

@@ -33,7 +33,7 @@ knows `until`.
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -184,7 +184,7 @@ class Rendezvous:
         # If no step has been made for long, here or on another rank, this process first tells who does not answer.
         if self._old and self.me.cut is None and (self.stuck() or any(member.cut is not None for member in came)):
             others = [member for member in came if member.name != self.me.name]
-            if (silent := self._silent(others)) is not None:
+            if (silent := silent_of(others, self._knocks)) is not None:
                 self._come(replace(self.me, cut=silent))
         elif first.name == self.me.name:
             present = [each for each in came if each.agreed == self.me.agreed and self._waits(each, now)]
@@ -200,19 +200,13 @@ class Rendezvous:
         beats = [member for r, member in enumerate(self.before) if self._beats_on(r, now)]
         for member in beats[:1]:
             self._check_agreed(member)
-        silent = self._silent(beats)
+        silent = silent_of(beats, self._knocks)
         self.cut_off = ", ".join(silent or ())
         return silent == []
 
     def _come(self, me: Member) -> None:
         self.me = me
         self.here.append("came", json.dumps(asdict(me)) + "\n")
-
-    def _silent(self, others: list[Member]) -> list[str] | None:
-        """Return the names of the members that do not answer at their doors; None while some states are unknown."""
-        states = [self._knocks.knock(member.door) if member.door else GONE for member in others]
-        found = [member.name for member, state in zip(others, states, strict=True) if state == SILENT]
-        return None if "" in states else found
 
     def _check_agreed(self, other: Member) -> None:
         if other.agreed and other.agreed != self.me.agreed:
@@ -281,6 +275,12 @@ def unbroken(present: list[Member], places: Mapping[str, int]) -> list[Member]:
         broken = {each.name: sum(each.name in pair for pair in pairs) for each in kept}
         kept.remove(max(kept, key=lambda each: (broken[each.name], places.get(each.name, len(places)))))
     return kept
+
+
+def silent_of(members: Iterable[Member], knocks: Knocks) -> list[str] | None:
+    """Return the names of the members that do not answer at their doors; None while some states are unknown."""
+    states = {member.name: knocks.knock(member.door) if member.door else GONE for member in members}
+    return None if "" in states.values() else [name for name, state in states.items() if state == SILENT]
 
 
 def members_of(store: Any) -> tuple[Member, ...]:

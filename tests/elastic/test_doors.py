@@ -1,5 +1,6 @@
 """The doors at which processes learn whether others live."""
 
+import errno
 import os
 import socket
 import time
@@ -30,6 +31,13 @@ def becomes(knocks, address, state):
         assert time.monotonic() < until
         time.sleep(0.01)
     return True
+
+
+class Unrouted(socket.socket):
+    """A socket of a host that has no route."""
+
+    def connect(self, address):
+        raise OSError(errno.EHOSTUNREACH, "no route to host")
 
 
 def test_a_door_is_open_until_its_process_is_gone(knocks, door):
@@ -66,9 +74,16 @@ def test_who_was_never_there_is_gone_and_who_is_not_answered_is_silent(knocks, m
         address = f"127.0.0.1:{server.getsockname()[1]}"
     assert becomes(knocks, address, GONE)
     assert not knocks.knock("")
-    monkeypatch.setattr(doors, "connecting", lambda address: SILENT)
+    monkeypatch.setattr(doors.socket, "socket", Unrouted)
     assert knocks.knock("192.0.2.1:1") == SILENT
-    assert Knocks.settled(["192.0.2.1:1"]) == [SILENT]
+    monkeypatch.undo()
+    listener = socket.create_server(("127.0.0.1", 0), backlog=0)
+    full = [socket.create_connection(listener.getsockname())]  # the host lets no further connection in
+    address = f"127.0.0.1:{listener.getsockname()[1]}"
+    assert not knocks.knock(address)
+    assert becomes(knocks, address, SILENT)
+    full[0].close()
+    listener.close()
 
 
 def test_who_has_gone_is_not_kept_by_the_door(knocks, door):
