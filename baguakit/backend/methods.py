@@ -100,10 +100,8 @@ class Methods(Group):  # type: ignore[misc]
 
     def reduce_scatter(self, outs: Any, ins: Any, opts: Any = SUM, timeout: Any = None, op: Any = None) -> Any:
         opts = opts if op is None else op
-        op, (out, parts) = (
-            getattr(opts, "reduceOp", opts),
-            (outs, ins) if isinstance(outs, Tensor) else (outs[0], ins[0]),
-        )
+        op = getattr(opts, "reduceOp", opts)
+        out, parts = (outs, ins) if isinstance(outs, Tensor) else (outs[0], ins[0])
         passed, why = [to("reduce_scatter", outs, ins, opts, timeout=timeout)], self._uneven([out], [parts])
         return self._launch(Call("reduce_scatter", [out], parts, passed, [(out, parts, op == AVG)], op, why))
 

@@ -143,7 +143,7 @@ _counts: dict[tuple[str, Any, Any], tuple[int, float]] = {}
 _lock = threading.Lock()
 
 
-def count(operation: str, nbytes: float, flew: Any = "exact", reason: Any = "") -> None:
+def count(operation: str, nbytes: float, flew: Any, reason: Any) -> None:
     """Count a call of an operation."""
     with _lock:
         calls, total = _counts.get((operation, flew, reason), (0, 0.0))

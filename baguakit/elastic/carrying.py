@@ -11,7 +11,6 @@ have kept their own state: they multiply it by n / kept, the others by 0, before
 """
 
 import io
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,22 +21,13 @@ from torch import Tensor
 from ..attach import Engine
 from ..buckets import local
 from ..comm import Comm
-from ..flights import load_runners
+from ..flights import checksum, load_runners
 from ..monitor import PeerError
 from ..primitives import mean_
 
 # The state of an attachment between two rounds, after its last complete step: as `Engine.state_dict` returns it, plus
 # "made", the number of steps in the previous round.
 Kept = dict[str, Any]
-
-
-@torch.no_grad()
-def checksum(engine: Engine) -> int:
-    """Return a checksum of the weights."""
-    total = 0
-    for p in engine.setup.model.parameters():
-        total = zlib.crc32(local(p).contiguous().view(-1).view(torch.uint8).cpu().numpy().data, total)
-    return total
 
 
 @dataclass(eq=False)
@@ -48,7 +38,6 @@ class Carrying:
     kept: Kept | None  # None on a rank that has joined
     survivors: Sequence[int]  # the ranks that come from the latest round
     holders: Sequence[int] = ()  # the ranks that keep their own state
-    rounds: Sequence[int] = ()
     steps: int = 0  # the steps that the survivors made in the previous round
 
     def fill(self) -> None:
@@ -59,10 +48,12 @@ class Carrying:
             self.engine.take_from_rank_0()
 
     def _fill(self, comm: Comm) -> None:
-        engine, kept = self.engine, self.kept if comm.rank in self.survivors else None
-        rounds = [each["round"] for each in kept["rules"].values()] if kept else []
-        told = comm.gather_objects(kept and (kept["step"], rounds, checksum(engine), kept["made"]), plain=True)
-        known = {rank: told[rank] for rank in self.survivors if told[rank] is not None}
+        engine, kept, mine = self.engine, self.kept, None
+        if kept is not None:
+            weights = [checksum(local(p)) for p in engine.setup.model.parameters()]
+            mine = (kept["step"], [rule["round"] for rule in kept["rules"].values()], weights, kept["made"])
+        told = comm.gather_objects(mine, plain=True)
+        known = {rank: each for rank, each in enumerate(told) if each is not None}
         if not known:  # the ranks that had a state were lost while they handed it over
             raise PeerError("no rank that is left has trained")
         step, self.steps = (max(each[i] for each in known.values()) for i in (0, 3))
@@ -70,30 +61,28 @@ class Carrying:
         acting = [rule for rule in engine.setup.rules if rule.acts(max(0, step - 1))]
         same = all(rule.what == "grad" and rule.stage.same_on_all_ranks for rule in acting)  # weights on all ranks
         self.holders = [r for r, each in known.items() if not same or (each[0], each[2]) == (step, known[one][2])]
-        self.rounds = [max(each) for each in zip(*(known[r][1] for r in self.holders), strict=True)]
         # Each rank without a state takes the state of a rank that has one: it receives all of it before it uses any.
         needy = [rank for rank in range(comm.size) if rank not in self.holders]
         source = {rank: self.holders[i % len(self.holders)] for i, rank in enumerate(needy)}
-        gives = comm.rank in source.values()
-        device, mine = engine.setup.device, packed(engine, self.kept) if gives else torch.empty(0, dtype=torch.uint8)
-        sizes, incoming = comm.gather_objects(mine.numel(), plain=True), {}
+        state = packed(engine, kept) if comm.rank in source.values() else torch.empty(0, dtype=torch.uint8)
+        device, sizes, incoming = engine.setup.device, comm.gather_objects(state.numel(), plain=True), {}
         if (peer := source.get(comm.rank)) is not None:
             incoming[peer] = torch.empty(sizes[peer], dtype=torch.uint8, device=device)
-        outgoing = {rank: mine.to(device) for rank, peer in source.items() if peer == comm.rank}
-        for state in comm.exchange_each(outgoing, incoming, device).values():
-            self.kept = unpacked(engine, state.cpu())
-        assert self.kept is not None
-        self.kept["step"] = step
+        outgoing = {rank: state.to(device) for rank, peer in source.items() if peer == comm.rank}
+        for came in comm.exchange_each(outgoing, incoming, device).values():
+            kept = unpacked(engine, came.cpu())
+        assert kept is not None
+        kept["step"], self.kept = step, kept
+        for rule, *rounds in zip(kept["rules"].values(), *(known[r][1] for r in self.holders), strict=True):
+            rule["round"] = max(rounds)
 
     def load(self) -> None:
         """Load the states of the rules, and launch the first flights. Collective."""
         engine, kept = self.engine, self.kept
-        if not self.survivors or kept is None:
+        if kept is None:
             engine.begin()
             return
         load_runners(engine.runners, engine.setup.names, kept["rules"], same_ranks=False, made=True)
-        for runner, round in zip(engine.runners, self.rounds, strict=True):
-            runner.round = round
 
         def average(comm: Comm) -> None:
             held = comm.rank in self.holders

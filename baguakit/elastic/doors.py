@@ -22,6 +22,7 @@ OPEN, GONE, SILENT = "open", "gone", "silent"
 ANSWERS = 3.0  # seconds in which a host answers; the kernel asks again after 1 s
 SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of an interface
 
+
 class Door:
     """The door of this process. Forked processes do not keep it open."""
 

@@ -5,7 +5,7 @@ from .gradients import GradientRunner, mean_gradients_
 from .hooked import HookRunner
 from .life import BACKWARD, STEP, Attached, Life, Logbook, Turn
 from .runner import BucketFlight, Journal, Kinds, Ledger, RuleRunner, buckets_of
-from .sealing import differs_between_ranks
+from .sealing import checksum, differs_between_ranks
 from .weights import FreeRunner, WeightRunner
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Turn",
     "WeightRunner",
     "buckets_of",
+    "checksum",
     "differs_between_ranks",
     "load_runners",
     "mean_gradients_",
