@@ -43,11 +43,9 @@ class Codec(Protocol):
 
     def encode(self, sample: Any) -> bytes:
         """Return the sample as bytes; raise TypeError, which names the part that cannot be stored."""
-        ...
 
     def decode(self, stored: bytes) -> Any:
         """Return the sample; raise `Corrupt` if the bytes are damaged."""
-        ...
 
 
 def _framed(magic: bytes, parts: Sequence[Any]) -> bytes:

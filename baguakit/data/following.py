@@ -6,15 +6,15 @@ import logging
 import secrets
 import zlib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple, replace
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from ..arguments import integer, real, truth
-from .complexity import Complexity, complexities, membership
+from ..arguments import instance, integer, real, truth
+from ..comm import Comm
 from .plan import Batches, Costs, Indices, Position, Record, Seat, Shares, Stretch, Told, assign, regrouped
 
 T = TypeVar("T")
@@ -27,15 +27,14 @@ class Followed(Generic[T]):
     """An iterator over an epoch. A step has one item (sample or batch) for each rank; each rank computes all items."""
 
     def _begin(
-        self, dataset: Sized, complexity: Complexity, place: tuple[Any, Any, Any], *settings: bool | float
+        self, rank: int, size: int, comm: Comm | None, measure: Callable[[], Costs], *settings: bool | float
     ) -> None:
-        rank, size, self._comm, known = membership(*place)
         shuffle, seed, drop_last, level = settings
         self.shuffle, self.seed = truth("shuffle", shuffle), integer("seed", seed, 0)
         self.drop_last, self.random_level = truth("drop_last", drop_last), real("random_level", level, 0, 1)
         if self.random_level and not self.shuffle:
             raise ValueError(f"random_level={self.random_level} needs shuffle=True; set random_level=0 without it")
-        self.costs, self.epoch = complexities(dataset, complexity, self._comm, known), 0
+        self._comm, self.costs, self.epoch = comm, measure(), 0
         self._record: Record | None = None  # None if it does not follow, or has just joined
         self._attachment: Any = None
         self._places: dict[int, Position] = {}  # by epoch: where passes begin that a change has made
@@ -180,8 +179,7 @@ class Followed(Generic[T]):
             TypeError: `state` is not a state.
             ValueError: `state` is of other data, another seed or other settings.
         """
-        if not isinstance(state, Mapping):
-            raise TypeError(f"state is the result of state_dict(), not {state!r}")
+        instance("state", state, Mapping, "the result of state_dict()")
         missing = [name for name in PLACE if name not in state]
         if missing:
             raise ValueError(f"state has no {', '.join(missing)}; pass the result of state_dict() of such a sampler")

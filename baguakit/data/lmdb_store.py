@@ -21,7 +21,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from ..arguments import integer, text
+from ..arguments import instance, integer, text
 from .stores import KeyedLocks, Store, StoreError, StoreStats, ThreadLock, package
 
 if TYPE_CHECKING:
@@ -77,8 +77,7 @@ class LMDBStore(Store):
     """
 
     def __init__(self, path: str | os.PathLike[str], capacity_bytes: int = 64 << 30) -> None:
-        if not isinstance(path, (str, Path)) and not hasattr(path, "__fspath__"):
-            raise TypeError(f"path is a directory, not {path!r}")
+        instance("path", path, (str, os.PathLike), "a directory")
         if "fcntl" not in globals():
             raise ValueError("LMDBStore needs the file locks of POSIX systems; use MemoryStore or RedisStore")
         self.capacity_bytes = integer("capacity_bytes", capacity_bytes, 1 << 20, 1 << 46)  # as much as can be mapped

@@ -8,9 +8,8 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from types import NoneType
 
-from ..arguments import message, text
+from ..arguments import checked
 
 SOURCE = Path(__file__).with_name("baguanet.c")
 LIBRARY = "libnccl-net-baguanet.so"
@@ -24,6 +23,7 @@ HARDENING = (
 )
 
 
+@checked
 def build(out: str | os.PathLike[str] | None = None, *, compiler: str | None = None, flags: Sequence[str] = ()) -> Path:
     """Compile the plugin and return the absolute path of `libnccl-net-baguanet.so`, for `NCCL_NET_PLUGIN`.
 
@@ -40,12 +40,6 @@ def build(out: str | os.PathLike[str] | None = None, *, compiler: str | None = N
         ValueError: there is no compiler, or the system is not Linux.
         RuntimeError: the compiler failed; with its output.
     """
-    if not isinstance(out, (str, os.PathLike, NoneType)):
-        raise TypeError(message("out", "a directory or None", out))
-    if compiler is not None:
-        text("compiler", compiler)
-    if isinstance(flags, str) or not isinstance(flags, Sequence) or not all(isinstance(f, str) for f in flags):
-        raise TypeError(message("flags", "a list of strings", flags))
     if platform.system() != "Linux":
         raise ValueError(f"the NCCL plugin is for Linux, and this is {platform.system()}")
     names = COMPILERS if compiler is None else (compiler,)

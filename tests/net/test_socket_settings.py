@@ -178,7 +178,7 @@ def test_odd_arguments_are_refused_in_one_sentence(server):
             nccl_socket_settings(given)
     with pytest.raises(TypeError, match="each key of link is a layout, a pair"):
         nccl_socket_settings({3: 1e9})
-    with pytest.raises(TypeError, match="flags is a list of strings, not '-O0'"):
+    with pytest.raises(TypeError, match="flags is a list, each of it a string, not '-O0'"):
         build(flags="-O0")
 
 
