@@ -173,14 +173,11 @@ class Inline(Lane):
     def __init__(self) -> None:
         self.told: list[tuple[str, Any]] = []
 
-    def run(self, work: Any, name: str = "") -> Done:
+    def run(self, work: Any, name: str = "", in_phases: bool = False) -> Done:
         self.told.append(("run", name))
         with torch.no_grad():
             value = work()
             return Done(whole(value) if isinstance(value, GeneratorType) else value)
-
-    def fly(self, work: Any, name: str = "") -> Done:
-        return self.run(work, name)
 
     def follow(self, streams: Any) -> None:
         self.told.append(("follow", list(streams)))

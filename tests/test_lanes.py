@@ -112,7 +112,7 @@ def test_a_phase_reads_what_the_one_before_it_made(device):
         yield more
         return more * 3
 
-    flights = [way.fly(lambda x=x: work(x)) for x in xs]
+    flights = [way.run(lambda x=x: work(x), in_phases=True) for x in xs]
     for x, flight in zip(xs, flights, strict=True):
         assert torch.equal(flight.result(), (x * 2 + 1) * 3)
     way.close()
@@ -124,7 +124,9 @@ def on(seen, place):
 
 def test_phases_fly_by_turns_on_two_threads():
     way, seen = lane(torch.device("cpu"), "one"), []
-    flights = [way.fly(phases(seen, k, where=lambda: threading.current_thread().name)) for k in (1, 2, 3)]
+    flights = [
+        way.run(phases(seen, k, where=lambda: threading.current_thread().name), in_phases=True) for k in (1, 2, 3)
+    ]
     assert [flight.result() for flight in flights] == [1, 2, 3]
     assert on(seen, "one") == ["a1", "a2", "c1", "a3", "c2", "c3"] and on(seen, "one, beside") == ["b1", "b2", "b3"]
     assert all(len(flight.phases) == 3 and flight.seconds()[0] >= 0 for flight in flights)
@@ -136,7 +138,7 @@ def test_phases_fly_by_turns_on_two_threads():
 
 def test_the_last_phase_is_due_when_other_work_comes_or_someone_waits():
     way, seen = lane(torch.device("cpu")), []
-    flight = way.fly(phases(seen, 1))
+    flight = way.run(phases(seen, 1), in_phases=True)
     while not flight.held:
         assert not flight.done()
     assert on(seen, "") == ["a1", "b1"]
@@ -144,7 +146,7 @@ def test_the_last_phase_is_due_when_other_work_comes_or_someone_waits():
     assert flight.result() == 1 and not flight.held
     way.flush()
     assert way.run(list).result() == [] and on(seen, "") == ["a1", "b1", "c1", "other"]
-    last = way.fly(phases(seen, 2))
+    last = way.run(phases(seen, 2), in_phases=True)
     way.flush()
     assert last._gate.acquire(timeout=60) and last.done() and not last.held
     way.close()
@@ -153,7 +155,11 @@ def test_the_last_phase_is_due_when_other_work_comes_or_someone_waits():
 @pytest.mark.parametrize("phase", "abc")
 def test_an_error_in_a_phase_is_raised_by_the_flight_and_the_lanes_go_on(phase):
     way, seen = lane(torch.device("cpu")), []
-    flights = [way.fly(phases(seen, 1)), way.fly(phases(seen, 2, fails=phase)), way.fly(phases(seen, 3))]
+    flights = [
+        way.run(phases(seen, 1), in_phases=True),
+        way.run(phases(seen, 2, fails=phase), in_phases=True),
+        way.run(phases(seen, 3), in_phases=True),
+    ]
     with pytest.raises(KeyError):
         flights[1].result()
     assert flights[0].result() == 1 and flights[2].result() == 3
@@ -171,7 +177,7 @@ def test_phases_keep_their_context():
         yield
         return found, number.get()
 
-    flights = [way.fly(lambda k=k: work(k)) for k in (1, 2, 3)]
+    flights = [way.run(lambda k=k: work(k), in_phases=True) for k in (1, 2, 3)]
     assert [flight.result() for flight in flights] == [(1, 1), (2, 2), (3, 3)] and way.run(number.get).result() == 0
     way.close()
 
@@ -207,8 +213,8 @@ def test_phases_fly_by_turns_on_two_streams(monkeypatch):
     monkeypatch.setattr(torch.cuda, "stream", at)
     monkeypatch.setattr(cuda, "moment", lambda device: len(given))
     way = lane(torch.device("cuda", 0))
-    way.fly(lambda: work(1))
-    way.fly(lambda: work(2))
+    way.run(lambda: work(1), in_phases=True)
+    way.run(lambda: work(2), in_phases=True)
     way.run(lambda: given.append((here[-1], "other", 0)))
     done = [(stream is way.stream, what, k) for stream, what, k in given if what in (*"abc", "reads", "other")]
     assert done == [

@@ -18,7 +18,6 @@ from ..comm import Comm
 from ..flights import (
     FreeRunner,
     GradientRunner,
-    Journal,
     Life,
     Logbook,
     Turn,
@@ -129,7 +128,7 @@ class Engine(Life[AttachSetup]):
             if each.rule.window == "free_running" and each.remembers():
                 raise ValueError(f"{each.rule!r} remembers something; a free-running rule takes a stage without state")
             if self.comm.membership.changes:
-                each.journal = Journal(len(each.buckets))
+                each.journal = []
         self.rebuilt()
 
     def recut(self, bucket_bytes: int, flows: int) -> None:
@@ -298,8 +297,7 @@ class Engine(Life[AttachSetup]):
         """Commit the changes of a step if ranks may be lost: the loss of a later flight does not undo them."""
         self.decisions.settle_all(max((rule.delay for rule in self.setup.rules), default=0))
         for runner in self.runners:
-            if runner.journal is not None:
-                runner.journal.step_ended()
+            runner.commit()
 
     # The state
 

@@ -4,7 +4,7 @@ from .checkpoint import load_runners
 from .gradients import GradientRunner, mean_gradients_
 from .hooked import HookRunner
 from .life import BACKWARD, STEP, Attached, Life, Logbook, Turn
-from .runner import BucketFlight, Journal, Kinds, Ledger, RuleRunner, buckets_of
+from .runner import BucketFlight, Ledger, RuleRunner, buckets_of
 from .sealing import checksum, differs_between_ranks
 from .weights import FreeRunner, WeightRunner
 
@@ -16,8 +16,6 @@ __all__ = [
     "FreeRunner",
     "GradientRunner",
     "HookRunner",
-    "Journal",
-    "Kinds",
     "Ledger",
     "Life",
     "Logbook",

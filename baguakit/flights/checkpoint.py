@@ -20,28 +20,14 @@ import torch
 from torch import Tensor
 
 from ..buckets import Bucket, local, pieces
-from ..lanes import Flight
 from ..stages import State
 from ..stages.base import remembered
 from .gradients import GradientRunner
-from .runner import BucketFlight, Journal, RuleRunner
+from .runner import BucketFlight, RuleRunner
 from .weights import WeightRunner
 
 Names = Mapping[Tensor, str]
 log = logging.getLogger("baguakit")
-
-
-class Arrived(Flight):
-    """A flight that has ended: loaded from a checkpoint."""
-
-    def __init__(self, value: Tensor) -> None:
-        self.value = value
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> Any:
-        return self.value
 
 
 def save_runner(runner: RuleRunner, names: Names, flights: bool = True, same_ranks: bool = True) -> dict[str, Any]:
@@ -69,7 +55,8 @@ def save_runner(runner: RuleRunner, names: Names, flights: bool = True, same_ran
             parameters[names[p]][path] = part.clone()
 
     for i, bucket in enumerate(runner.buckets):
-        state = runner.states[i] if flights or runner.journal is None else runner.journal.state(i, runner.states[i])
+        kept = (each.kept[0] for each in runner.journal or () if each.bucket == i and each.kept)
+        state = runner.states[i] if flights else next(kept, runner.states[i])
         for path, tensor, carry in remembered(runner.rule.stage, state):
             if carry is None and same_ranks:
                 saved["own"][f"{i}.{path}"] = tensor.clone()
@@ -120,7 +107,7 @@ def load_runners(
         if not (anew[i] or made) and any(names[p] not in rule["parameters"] for p in runner.params()):
             runner.make_states()
         if runner.journal is not None:  # of flights that are dropped, and states that are no more
-            runner.journal = Journal(len(runner.buckets))
+            runner.journal = []
         runner.round, runner.to_average = int(rule["round"]), []
         for b in range(0 if anew[i] else len(runner.buckets)):
             load_bucket(runner, b, names, rule, same_ranks)
@@ -167,7 +154,8 @@ def load_bucket(runner: RuleRunner, i: int, names: Names, saved: Mapping[str, An
         before = gathered(parameters, bucket, names, "flight.before", bucket.flat)
         if before is None and runner.rule.mix is None:
             before = bucket.now()
-        label, flight = f"{runner.label}, bucket {i}, from a checkpoint", Arrived(result)
+        label = f"{runner.label}, bucket {i}, from a checkpoint"
+        flight = runner.channel.lane.run(lambda: result)
         runner.air[i] = BucketFlight(
             label=label, flight=flight, launched=0.0, runner=runner, bucket=i, round=runner.round - 1, before=before
         )

@@ -5,7 +5,7 @@ ring of d + 1. Gradients are views of the buckets that landed last, and the next
 """
 
 import contextlib
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..buckets import Bucket, Pair, is_view
+from ..buckets import Bucket, Pair, is_view, real
 from ..comm import Comm
 from ..comm.sending import Rider
 from ..keeping import Joint
@@ -94,21 +94,20 @@ class GradientRunner(RuleRunner):
     """
 
     flown: bool = False  # gradients have landed since the last optimizer step
-    flags: Flags = field(init=False)  # of the backward whose buckets are at hand
-    ring: deque[Pass] = field(init=False)  # what lands in the next backward passes, in order; zeros before the first
     untouched: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # gradients not accumulated into, and copies
     mine: list[int] = field(default_factory=list)  # the flags of the buckets launched so far
     versions: list[int] = field(default_factory=list)  # of the views of each bucket, summed, when they landed
     factor: float = 1.0  # of the gradients at launch: not 1 where the mean is over some ranks only
-    ones: Tensor = field(init=False)  # flags of a rank that has all gradients, on the device, and some more
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.ids = list(map(id, self.params()))
-        self.flags = Flags([1] * len(self.ids))
-        self._heads: dict[int, list[Tensor]] = {}  # the first value of each gradient, by bucket
+        self.flags = Flags([1] * len(self.ids))  # of the backward whose buckets are at hand
+        # The first value of each gradient, by dtype, in each list of buckets.
+        self._heads: dict[int, list[list[Tensor]]] = {}
+        # Flags of a rank that has all gradients, on the device, and some more.
         self.ones = torch.ones(-(-len(self.ids) // 8) * 8, dtype=torch.uint8, device=self.buckets[0].flat.device)
-        self.ring = deque()
+        self.ring = deque[Pass]()  # what lands in the next backward passes, in order; zeros before the first
         for _ in range(self.rule.delay):
             zeros = [Bucket.of(torch.zeros_like(bucket.flat), bucket.params) for bucket in self.buckets]
             self.ring.append(Pass(zeros, {}, Flags([1] * len(self.ids))))
@@ -161,14 +160,14 @@ class GradientRunner(RuleRunner):
     def _launch(
         self, i: int, step: int, load: Any, flags: Flags | None, scale: Tensor | None, joint: Joint | None
     ) -> None:
-        stage, state = self.stage(i), self.states[i]
+        state = self.states[i]
         self.flags = self.flags if flags is None else flags
         loaded, beside = None, None if self.ring else list[Pair]()
         if self.ring:  # now: gradients take no other memory while they wait for their turn, and the scale may change
             loaded = load([]) if scale is None else load([]).mul_(scale.reciprocal())
             scale = None
 
-        def work(_: Tensor, comm: Comm) -> Phases:
+        def work(stage: Stage, _: Tensor, comm: Comm) -> Phases:
             flat: Tensor = load(beside) if loaded is None else loaded
             arrived = None
             if flags is not None:
@@ -215,14 +214,12 @@ class GradientRunner(RuleRunner):
         """Set the first value of each gradient on a GPU to NaN if the monitor has given up before it landed."""
         if (fault := self.channel.monitor.fault) is None:
             return
-        heads: dict[torch.dtype, list[Tensor]] = {}
-        for bucket in self.buckets:
-            if id(bucket) not in self._heads:  # the runner keeps its buckets
-                start = bucket.flat.storage_offset()
-                places = [view.storage_offset() - start for view in bucket.views if view.numel()]
-                self._heads[id(bucket)] = [bucket.flat[at : at + 1] for at in places]
-            heads.setdefault(bucket.flat.dtype, []).extend(self._heads[id(bucket)])
-        for alike in filter(None, heads.values()):
+        if id(self.buckets) not in self._heads:  # the runner keeps its buckets
+            heads = defaultdict[torch.dtype, list[Tensor]](list)
+            for view in (real(view) for bucket in self.buckets for view in bucket.views if view.numel()):
+                heads[view.dtype].append(view.as_strided((1,), (1,)))
+            self._heads[id(self.buckets)] = list(heads.values())
+        for alike in self._heads[id(self.buckets)]:
             fault.multiply_(alike)
 
     def land(self, scale: Tensor | None) -> list[int]:

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..buckets import Bucket
 from ..comm import Comm
 from ..keeping import Joint
+from ..stages import Stage
 from .checkpoint import load_bucket, save_runner, whole_of
 from .gradients import call_unscaled
 from .runner import RuleRunner
@@ -90,9 +91,9 @@ class HookRunner(RuleRunner):
         """
         if i in self.air:  # of a backward that an exception ended: its result is dropped
             self.arrive(i)
-        stage, state = self.rule.stage, self.states[i]
+        state = self.states[i]
 
-        def fly(flat: Tensor, comm: Comm) -> None:
+        def fly(stage: Stage, flat: Tensor, comm: Comm) -> None:
             try:
                 with contextlib.nullcontext() if joint is None else joint.flight(state, self.guards, lambda: flat):
                     call_unscaled(stage, flat, state, comm, scale, mean, out)

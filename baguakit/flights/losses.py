@@ -10,7 +10,7 @@ results stay the same. The norms are tensors, and nothing waits for them until t
 """
 
 import copy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -23,30 +23,12 @@ from ..stages import Stage, State
 Tally = list[tuple[Tensor, Tensor]]  # the norms of the tensors compressed in a flight, each with that of its error
 
 
-@dataclass(eq=False)
-class Losses:
-    """The errors of a rule's compression: in the flights in the air, and in the latest landed flight of each bucket."""
-
-    air: dict[tuple[int, int], Tally] = field(default_factory=dict)  # by bucket and round
-    done: dict[int, Tally] = field(default_factory=dict)  # by bucket
-
-    def measured(self, flight: tuple[int, int], stage: Stage) -> Stage:
-        """Return a stage that does the same as `stage` and measures the error of `flight` (bucket, round)."""
-        tally = self.air[flight] = []
-        return measured(stage, tally)
-
-    def landed(self, flight: tuple[int, int]) -> None:
-        """Make the errors of a flight the latest of its bucket."""
-        if flight in self.air:
-            self.done[flight[0]] = self.air.pop(flight)
-
-    def error(self) -> float:
-        """Return ε over the latest flight of each bucket; NaN if nothing was compressed. Waits for the device."""
-        pairs = [pair for tally in self.done.values() for pair in tally]
-        if not pairs:
-            return float("nan")
-        given, lost = torch.stack([torch.stack(pair) for pair in pairs]).square().sum(0).tolist()
-        return float((lost / given) ** 0.5) if given else 0.0
+def relative_error(tally: Tally) -> float:
+    """Return ε; NaN if nothing was compressed. Waits for the device."""
+    if not tally:
+        return float("nan")
+    given, lost = torch.stack([torch.stack(pair) for pair in tally]).square().sum(0).tolist()
+    return float((lost / given) ** 0.5) if given else 0.0
 
 
 def norm(x: Tensor) -> Tensor:

@@ -28,12 +28,10 @@ from ..runtime import Channel
 from ..stages import Hierarchical, Stage, State, call_stage
 from ..stages.base import has_phases, in_phases, remembered
 from ..topology.chosen import as_chosen, chooses
-from .losses import Losses
+from .losses import Tally, measured, relative_error
 
 PADDED = 4096  # values by which any bucket may be padded
 MOST_KINDS = 64  # of flights that are told apart in a bucket
-Kinds = list[tuple[tuple[SentFormat, ...], int]]
-"""The formats of a flight of a bucket, and how many flights had the same; the formats of the latest flight first."""
 RECORDED = 100  # flights of a bucket, and steps, of which records are kept
 
 
@@ -46,6 +44,10 @@ class BucketFlight(Collective):
     round: int
     before: Tensor | None = None  # the weights that were launched, where only their change is added at landing
     formats: list[SentFormat] = field(default_factory=list)  # in which the stage has sent values
+    tally: Tally = field(default_factory=list)  # of its errors of compression, if they are measured
+    kept: list[State] = field(
+        default_factory=list
+    )  # a copy of the state before it, made on the lane, if it may be lost
 
 
 @dataclass(eq=False)
@@ -56,7 +58,8 @@ class Ledger:
     launches: int = 0
     sent: dict[str, float] = field(default_factory=dict)  # by part of the network
     flights: deque[Collective] = field(default_factory=lambda: deque(maxlen=RECORDED))
-    kinds: Kinds = field(default_factory=list)
+    # The formats of a flight, and how many flights had the same; the formats of the latest flight first.
+    kinds: list[tuple[tuple[SentFormat, ...], int]] = field(default_factory=list)
 
     def landed(self, formats: Iterable[SentFormat]) -> None:
         """Count a flight with the flights that sent the same formats, and move this kind to the front."""
@@ -64,36 +67,6 @@ class Ledger:
         flights = self.kinds.pop(known.index(kind))[1] if kind in known else 0
         self.kinds.insert(0, (kind, flights + 1))
         del self.kinds[MOST_KINDS:]
-
-
-class Journal:
-    """Copies of each bucket's state. The lane makes one before each flight; it is kept until the landing step ends.
-
-    If a step is lost, all of its changes are lost: the state goes back to these copies.
-    """
-
-    def __init__(self, buckets: int) -> None:
-        self._before: list[deque[State]] = [deque() for _ in range(buckets)]
-        self._landed = [0] * buckets
-
-    def before(self, i: int, state: State) -> None:
-        """Copy the state of bucket `i`, which a flight is about to change."""
-        self._before[i].append(tree_map_only(Tensor, Tensor.clone, state))
-
-    def landed(self, i: int) -> None:
-        """Count a landed flight of bucket `i`."""
-        self._landed[i] += 1
-
-    def step_ended(self) -> None:
-        """Commit the changes of landed flights: drop the copies made before them."""
-        for i, before in enumerate(self._before):
-            for _ in range(min(self._landed[i], len(before))):
-                before.popleft()
-            self._landed[i] = 0
-
-    def state(self, i: int, now: State) -> State:
-        """Return the state of bucket `i` before the lost flights. `now` is its state after them."""
-        return self._before[i][0] if self._before[i] else now
 
 
 @dataclass(eq=False)
@@ -108,8 +81,10 @@ class RuleRunner:
     states: list[State] = field(default_factory=list)
     air: dict[int, BucketFlight] = field(default_factory=dict)  # by bucket
     to_average: list[Tensor] = field(default_factory=list)  # from a checkpoint of another number of ranks
-    losses: Losses | None = None  # of compression, if they are measured
-    journal: Journal | None = None  # of states, if a flight may be lost
+    tallies: dict[int, Tally] | None = None  # of the latest landed flights, by bucket, if errors are measured
+    # The flights of which no step has ended since they landed, if one may be lost. If a step is lost, all of its
+    # changes are lost: the state goes back to the copy made before the first of these flights.
+    journal: list[BucketFlight] | None = None
     current_stage: Stage | None = None  # the stage in this round
 
     def __post_init__(self) -> None:
@@ -139,32 +114,29 @@ class RuleRunner:
         """Return a number that no other bucket of the attachment has."""
         return self.index << 16 | bucket
 
-    def stage(self, i: int) -> Stage:
-        """Return the stage for bucket `i` in this round. It measures its error if `losses` is set."""
-        if i == 0 or self.current_stage is None:
-            self.current_stage = as_chosen(self.rule.stage) if self.chosen else self.rule.stage
-        return self.current_stage if self.losses is None else self.losses.measured((i, self.round), self.current_stage)
-
     def launch(
         self,
         i: int,
         step: int | None,
-        work: Callable[[Tensor, Comm], Any] | None = None,
+        work: Callable[[Stage, Tensor, Comm], Any] | None = None,
         before: Tensor | None = None,
         beside: list[Pair] | None = None,
     ) -> BucketFlight:
         """Put bucket `i` on the lane. `work`, with or without phases, is done with it; by default the stage is called.
 
+        The stage is that of this round, and measures its error once `compression_error` has been called.
         Copies that zero padding are added to `beside`, if given: `work` must do them first.
         """
         state, bucket, channel, ledger = self.states[i], self.buckets[i], self.channel, self.ledgers[i]
-        formats: list[SentFormat] = []
+        formats, tally, kept = list[SentFormat](), Tally(), list[State]()
         comm = channel.comm.for_flight(self.round, step, self.number(i), ledger.sent, formats)
         if channel.monitor.error is not None:
             channel.monitor.check()
         averaged, self.to_average = self.to_average, []
         label = f"{self.label}, bucket {i}, round {self.round}"
-        stage = self.stage(i) if work is None else self.rule.stage
+        if i == 0 or self.current_stage is None:
+            self.current_stage = as_chosen(self.rule.stage) if self.chosen else self.rule.stage
+        stage = self.current_stage if self.tallies is None else measured(self.current_stage, tally)
 
         def fly() -> Phases:
             if channel.failed or channel.monitor.error is not None:
@@ -173,13 +145,13 @@ class RuleRunner:
                 if averaged:
                     mean_(averaged, comm)
                 if self.journal is not None:
-                    self.journal.before(i, state)
+                    kept.append(tree_map_only(Tensor, Tensor.clone, state))
                 if state:
-                    pairs = clear_padding_(stage, state, bucket, comm, beside is not None)
+                    pairs = clear_padding_(self.rule.stage, state, bucket, comm, beside is not None)
                     if beside is not None:
                         beside.extend(pairs)
                 if work is not None:
-                    result = work(bucket.flat, comm)
+                    result = work(stage, bucket.flat, comm)
                     return (yield from result) if type(result) is GeneratorType else result
                 if self.in_phases:
                     return (yield from in_phases(stage, bucket.flat, state, comm, channel.check))
@@ -191,15 +163,19 @@ class RuleRunner:
         flight = self.air[i] = BucketFlight(
             label=label,
             step=step,
-            flight=(channel.lane.fly if self.in_phases else channel.lane.run)(fly, ledger.name),
+            flight=channel.lane.run(fly, ledger.name, self.in_phases),
             launched=time.time(),
             runner=self,
             bucket=i,
             round=self.round,
             before=before,
             formats=formats,
+            tally=tally,
+            kept=kept,
         )
         ledger.launches += 1
+        if self.journal is not None:
+            self.journal.append(flight)
         if channel.comm.size > 1:
             ledger.flights.append(flight)
         channel.monitor.launched(channel.number, flight)
@@ -213,16 +189,19 @@ class RuleRunner:
             self.ledgers[i].landed(flight.formats)
             return result
         finally:
-            if self.journal is not None:
-                self.journal.landed(i)
             flight.before = flight.flight.value = None  # a report keeps the flight
-            if self.losses is not None:
-                self.losses.landed((i, flight.round))
+            if self.tallies is not None:
+                self.tallies[i] = flight.tally
+
+    def commit(self) -> None:
+        """Keep the changes of landed flights: a step has ended."""
+        flying = self.flights()
+        self.journal = [flight for flight in self.journal or () if flight in flying]
 
     def compression_error(self) -> float:
-        """Return ε of `Losses`. The first call begins to measure."""
-        self.losses = self.losses or Losses()
-        return self.losses.error()
+        """Return ε of `relative_error` over the latest flight of each bucket. The first call begins to measure."""
+        self.tallies = {} if self.tallies is None else self.tallies
+        return relative_error([pair for tally in self.tallies.values() for pair in tally])
 
     def remembers(self) -> bool:
         """Return whether the rule's flights depend on earlier flights, judged by its states."""

@@ -117,12 +117,12 @@ class Flight:
 class Lane:
     """A queue of work that runs in order, beside the training loop."""
 
-    def run(self, work: Callable[[], Any], name: str = "") -> Flight:
-        """Put `work` on the lane. If it has phases, all of them run on this lane. `name` is for profilers."""
-        raise NotImplementedError
+    def run(self, work: Callable[[], Any], name: str = "", in_phases: bool = False) -> Flight:
+        """Put `work` on the lane. `name` is for profilers.
 
-    def fly(self, work: Callable[[], Phases], name: str = "") -> Flight:
-        """Put the phases of `work` on this lane and the lane beside it, alternately. See the module docstring."""
+        With `in_phases`, the phases of `work` run on this lane and the lane beside it, alternately; see the module
+        docstring. Without, all of them run on this lane.
+        """
         raise NotImplementedError
 
     def flush(self) -> None:

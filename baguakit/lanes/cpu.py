@@ -33,9 +33,11 @@ class CpuLane(Lane):
         self.latest: CpuFlight | None = None  # whose last phase is not due yet
 
     def run(self, work: Callable[[], Any], name: str = "", in_phases: bool = False) -> "CpuFlight":
+        if in_phases and self.beside is None:
+            self.beside = CpuLane(f"{self._name}, beside")
         with in_profile("launch", name) if profiler._is_profiler_enabled else NO_RANGE:
             flight = CpuFlight(work, name, self if in_phases else None)
-            self.latest = None
+            self.latest = flight if in_phases else None
             self._work.put(flight)
             if self._thread is None:
                 self._thread = threading.Thread(target=_fly_all, args=(self._work,), name=self._name, daemon=True)
@@ -45,12 +47,6 @@ class CpuLane(Lane):
 
     def here(self) -> bool:
         return threading.current_thread() is self._thread
-
-    def fly(self, work: Callable[[], Phases], name: str = "") -> "CpuFlight":
-        if self.beside is None:
-            self.beside = CpuLane(f"{self._name}, beside")
-        self.latest = flight = self.run(work, name, in_phases=True)
-        return flight
 
     def flush(self) -> None:
         if self.latest is not None:

@@ -29,25 +29,21 @@ class CudaLane(Lane):
         self._beside: Any = None  # another stream
         self._held: CudaFlight | None = None  # whose last phase is not due yet
 
-    def run(self, work: Callable[[], Any], name: str = "") -> "CudaFlight":
-        self.flush()
-        return self._launched(work, name, self.stream)
-
-    def fly(self, work: Callable[[], Phases], name: str = "") -> "CudaFlight":
-        if self._beside is None:
+    def run(self, work: Callable[[], Any], name: str = "", in_phases: bool = False) -> "CudaFlight":
+        if not in_phases:
+            self.flush()
+        elif self._beside is None:
             self._beside = torch.cuda.Stream(self.device, priority=PRIORITY)
-        flight = self._launched(work, name, self._beside)
-        self.flush()
-        self._held = flight
-        return flight
-
-    def _launched(self, work: Callable[[], Any], name: str, beside: Any) -> "CudaFlight":
         with in_profile("launch", name):
             flight = CudaFlight(self, name, work)
             flight.step(self.stream)
-            flight.step(beside)
-            while beside is self.stream and not flight.given:
+            if in_phases:
+                flight.step(self._beside)
+            while not in_phases and not flight.given:
                 flight.step(self.stream)
+        if in_phases:
+            self.flush()
+            self._held = flight
         return flight
 
     def flush(self) -> None:

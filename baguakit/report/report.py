@@ -9,7 +9,7 @@ from typing import Any
 
 from ..arguments import describe
 from ..comm import SentFormat
-from ..flights import BACKWARD, Kinds, Ledger, Life, Logbook, RuleRunner
+from ..flights import BACKWARD, Ledger, Life, Logbook, RuleRunner
 from ..lanes import between, passed
 from ..monitor import Collective
 
@@ -34,7 +34,7 @@ class Row:
     landed: int
     bytes: dict[str, float]
     _flights: tuple[Collective, ...] = field(repr=False)
-    _kinds: Kinds = field(repr=False, default_factory=list)
+    _kinds: Sequence[tuple[tuple[SentFormat, ...], int]] = field(repr=False, default=())  # `Ledger.kinds`
 
     @cached_property
     def ways(self) -> dict[SentFormat, int]:

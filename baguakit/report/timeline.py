@@ -85,11 +85,9 @@ class Timeline:
             steps = slice(None)
         if not isinstance(steps, slice) or steps.step is not None:
             raise TypeError(f"steps= is a slice such as slice(10, 14) or slice(-3, None), not {steps!r}")
-        first, last = min(known), max(known)
-        begin, end = (at + last + 1 if at is not None and at < 0 else at for at in (steps.start, steps.stop))
-        chosen = [s for n, s in known.items() if (begin is None or n >= begin) and (end is None or n < end)]
-        if not chosen:
-            raise ValueError(f"steps {first} to {last} have been recorded, and none of them is in {steps!r}")
+        wanted = range(max(known) + 1)[steps]
+        if not (chosen := [span for step, span in known.items() if step in wanted]):
+            raise ValueError(f"steps {min(known)} to {max(known)} have been recorded, and none of them is in {steps!r}")
         return chosen[0].start, chosen[-1].end
 
     def overlap(self, steps: slice | None = None) -> float:
