@@ -46,8 +46,6 @@ class Engine(Life[AttachSetup]):
     buckets, and `order=` another order.
     """
 
-    log: Logbook
-
     def __init__(self, make: Callable[..., AttachSetup], comm: Comm, timeout: Any) -> None:
         super().__init__("attach", make, comm, timeout)
         self.tuned: dict[str, int] | None = None  # the result of tuning, if it has ended: part of the state
@@ -295,7 +293,7 @@ class Engine(Life[AttachSetup]):
 
     def keep_step(self) -> None:
         """Commit the changes of a step if ranks may be lost: the loss of a later flight does not undo them."""
-        self.decisions.settle_all(max((rule.delay for rule in self.setup.rules), default=0))
+        self.decisions.settle(max((rule.delay for rule in self.setup.rules), default=0), alone=True)
         for runner in self.runners:
             runner.commit()
 

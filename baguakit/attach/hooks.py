@@ -36,7 +36,7 @@ class Hooks:
         # torch.compile must not trace the hooks of optimizers. A decorator would import the compiler with the package.
         outside: Any = torch.compiler.disable
         self._of_optimizers: list[Any] = [register_optimizer_step_pre_hook(outside(self.others.steps))]
-        engine.unhook.append(self.remove)
+        engine.unhook.callback(self.remove)
         with or_abandon(engine):
             for optimizer in engine.setup.optimizers:
                 before: Any = optimizer.register_step_pre_hook(outside(self._before_step))

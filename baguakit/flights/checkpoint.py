@@ -80,15 +80,6 @@ def save_runner(runner: RuleRunner, names: Names, flights: bool = True, same_ran
     return saved
 
 
-def check_saved(runners: Sequence[RuleRunner], saved: Mapping[str, Any]) -> None:
-    """Raise a ValueError unless `saved` was saved with the same rules."""
-    if len(saved) != len(runners):
-        raise ValueError(f"this state is of {len(saved)} rules, and {len(runners)} are attached")
-    for i, runner in enumerate(runners):
-        if (rule := saved[str(i)]["rule"]) != repr(runner.rule):
-            raise ValueError(f"this state is of {rule}, and the rule attached is {runner.rule!r}")
-
-
 def load_runners(
     runners: Sequence[RuleRunner], names: Names, saved: Mapping[str, Any], same_ranks: bool, made: bool = False
 ) -> None:
@@ -98,7 +89,6 @@ def load_runners(
     only its round is loaded, and the rule begins anew. The state of parameters that are not in `saved` is made from
     their present weights, unless the states have just been `made`.
     """
-    check_saved(runners, saved)
     kinds = [{carry for s in each.states for _, _, carry in remembered(each.rule.stage, s)} for each in runners]
     anew = [not same_ranks and "anew" in kind for kind in kinds]
     for i, runner in enumerate(runners):

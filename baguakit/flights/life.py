@@ -7,6 +7,7 @@
 the collective parts that they share: agreement, landing, saved states and the end. `Attached` is the user's view.
 """
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -148,18 +149,19 @@ class Decisions:
 
         self._under_way.append((runners[0], runners[0].channel.begin("the decision on what to keep", settle)))
 
-    def settle(self, but: int = 0) -> None:
-        """Wait for all decisions except the newest `but`. With 0, every state is up to date afterwards."""
-        while len(self._under_way) > but:
-            runner, collective = self._under_way.popleft()
-            runner.channel.monitor.wait_for(collective)
+    def settle(self, but: int = 0, alone: bool = False) -> None:
+        """Wait for all decisions except the newest `but`. With 0, every state is up to date afterwards.
 
-    def settle_all(self, but: int) -> None:
-        """Wait for all decisions but the newest `but`. If a rank is lost, decide from this rank's results alone."""
-        lanes = {runner.channel.lane for runner, _ in self._under_way}
+        If a rank is lost, raise a PeerError or, if `alone`, decide from this rank's results.
+        """
+        lanes = {runner.channel.lane for runner, _ in self._under_way} if alone else set()
         try:
-            self.settle(but)
+            while len(self._under_way) > but:
+                runner, collective = self._under_way.popleft()
+                runner.channel.monitor.wait_for(collective)
         except PeerError:
+            if not alone:
+                raise
             for lane in lanes:
                 lane.rest(REST)
             self._under_way.clear()
@@ -180,7 +182,6 @@ class Life(Generic[AnySetup]):
     """
 
     alike = True  # a stage that agrees gives all ranks the same result
-    log: Logbook | None = None  # the times of training since the buckets were made, if they are taken
     runtime: Runtime[AnySetup]  # monitor, groups and lanes
     decisions: Decisions  # whether states keep the changes of a backward
 
@@ -188,7 +189,8 @@ class Life(Generic[AnySetup]):
         self.kind, self.make, self.comm, self.timeout = kind, make, comm, timeout
         self.clock, self.since = Clock(), 0  # the step, and that at which the buckets were made
         self.runners: list[Any] = []  # one for each rule
-        self.unhook: list[Callable[[], Any]] = []  # take hooks out, called once, at the end
+        self.log = Logbook(torch.device("cpu"), on=False)  # the times of training since the buckets were made
+        self.unhook = contextlib.ExitStack()  # takes hooks out, at the end
 
     def agree(self) -> None:
         """Agree with all ranks on the setup, and make the runtime. Collective: an error is raised on all."""
@@ -263,18 +265,13 @@ class Life(Generic[AnySetup]):
     def finish(self) -> None:
         """Remove the hooks, wait for flights in the air, and close groups and threads. Idempotent."""
         if not self.runtime.over:
-            self.take_hooks_out()
+            self.unhook.close()
             self.runtime.finish(self.drain)
 
     def abandon(self, error: BaseException | None) -> None:
         """End without waiting for any rank, and tell the others why. Idempotent."""
-        self.take_hooks_out()
+        self.unhook.close()
         self.runtime.abandon(error)
-
-    def take_hooks_out(self) -> None:
-        unhook, self.unhook = self.unhook, []
-        for each in unhook:
-            each()
 
     def drain(self) -> None:
         """Wait for flights in the air, and drop them; raise a PeerError if another rank launched different flights."""

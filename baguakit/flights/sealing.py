@@ -23,10 +23,8 @@ from ..keeping import finite
 from ..rules import Rule
 from ..runtime import Runtime, first_said, plain_names
 from ..stages.base import remembered
-from .checkpoint import check_saved
 from .runner import RuleRunner
 
-VERSIONS = (1,)
 FLIES = "flight."  # the beginning of the path of what is in the air
 log = logging.getLogger("baguakit")
 
@@ -64,10 +62,19 @@ def opened(state: Any, runtime: Runtime[Any], runners: Sequence[RuleRunner], str
     return named
 
 
+def check_saved(runners: Sequence[RuleRunner], saved: Mapping[str, Any]) -> None:
+    """Raise a ValueError unless `saved` was saved with the same rules."""
+    if len(saved) != len(runners):
+        raise ValueError(f"this state is of {len(saved)} rules, and {len(runners)} are attached")
+    for i, runner in enumerate(runners):
+        if (rule := saved[str(i)]["rule"]) != repr(runner.rule):
+            raise ValueError(f"this state is of {rule}, and the rule attached is {runner.rule!r}")
+
+
 def check_state(state: Any) -> None:
     """Raise a TypeError or a ValueError unless this is a state that an attachment's `state_dict` returned."""
     _dict("state", state, "version", "ranks", "step", "rules")
-    one_of('state["version"]', state["version"], VERSIONS)
+    one_of('state["version"]', state["version"], (1,))
     integer('state["ranks"]', state["ranks"], 1)
     integer('state["step"]', state["step"], 0)
     rules = _dict('state["rules"]', state["rules"])

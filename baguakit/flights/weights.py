@@ -99,10 +99,6 @@ class WeightRunner(RuleRunner):
                 flat.copy_(result)
             bucket.store("data")
 
-    def arrived(self) -> bool:
-        """Return True if every flight in the air is done."""
-        return all(flight.flight.done() for flight in self.air.values())
-
 
 AHEAD = 4  # steps by which the host of one rank may run ahead of others, where a GPU keeps the ranks together
 
@@ -142,7 +138,7 @@ class FreeRunner:
         self.monitor.check()
         with self.lock:
             self.step, due = step, step >= self.limit
-        if self.over or (self.runner.air and not self.runner.arrived()):
+        if self.over or not all(flight.flight.done() for flight in self.runner.air.values()):
             return
         if self.runner.air:
             self.rested = time.monotonic()

@@ -95,7 +95,7 @@ class DataParallelLife(HookLife):
             if ddp_model not in _lives:
                 ddp_model.register_comm_hook(weakref.ref(ddp_model), average)
             _lives[ddp_model] = self
-            self.unhook.append(lambda: _lives.update({ddp_model: None}))
+            self.unhook.callback(_lives.update, {ddp_model: None})
 
     def fly(self, bucket: GradBucket) -> Future[Tensor]:
         """Launch a bucket that DDP has filled, and return its future."""

@@ -226,10 +226,10 @@ class ShardedLife(HookLife):
         with or_abandon(self):
             for i, unit in enumerate(units):
                 _hooked.add(unit.module)
-                self.unhook.append(partial(_hooked.discard, unit.module))
+                self.unhook.callback(partial(_hooked.discard, unit.module))
                 if across:
                     unit.module.set_all_reduce_hook(partial(self.average, i))
-                    self.unhook.append(partial(unit.module.set_all_reduce_hook, None))
+                    self.unhook.callback(partial(unit.module.set_all_reduce_hook, None))
                 else:
                     self.hook_within(i, unit.module, weights)
 
@@ -239,11 +239,11 @@ class ShardedLife(HookLife):
         from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
         module.set_custom_reduce_scatter(ReduceScatter(self, i))
-        self.unhook.append(lambda: module.set_custom_reduce_scatter(DefaultReduceScatter()))
+        self.unhook.callback(lambda: module.set_custom_reduce_scatter(DefaultReduceScatter()))
         if weights is not None:
             self.gathers.append(AllGather(self, i, weights))
             module.set_custom_all_gather(self.gathers[-1])
-            self.unhook.append(lambda: module.set_custom_all_gather(DefaultAllGather()))
+            self.unhook.callback(lambda: module.set_custom_all_gather(DefaultAllGather()))
 
     def rows(self) -> Iterable[Row]:
         number = len(self.runners)

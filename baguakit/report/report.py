@@ -271,16 +271,16 @@ def make_report(life: Life[Any]) -> Report:
         in_air = runner.flights()
         for i, (flat, ledger) in enumerate(zip((b.flat for b in runner.buckets), runner.ledgers, strict=True)):
             rows.append(row_of(ledger, runner.label, runner.index, i, flat.numel(), flat.dtype, in_air))
-    seconds, late = (None, None) if log is None else (log.seconds_per_step(), launched_after(life.runners, log))
-    ranks, groups = life.runtime.comm.size, len(life.runtime.groups())
-    return Report(life.clock.step - life.since, ranks, groups, tuple(rows), seconds, late)
+    steps, ranks, groups = life.clock.step - life.since, life.runtime.comm.size, len(life.runtime.groups())
+    return Report(steps, ranks, groups, tuple(rows), log.seconds_per_step(), launched_after(life.runners, log))
 
 
 def launched_after(runners: Sequence[RuleRunner], log: Logbook) -> float | None:
     """Return `Report.launched_after`. Time counts from the begin of a step: hooks do not see backward begin."""
     on_gradients = [each for each in runners if each.rule.what == "grad" and not each.rule.delay]
     first: dict[int | None, Any] = {}  # moments, by step
-    for each in (each for runner in on_gradients for each in runner.ledgers[0].flights if each.flight.over()):
+    ledgers = [ledger for runner in on_gradients for ledger in runner.ledgers[:1]]
+    for each in (each for ledger in ledgers for each in ledger.flights if each.flight.over()):
         first.setdefault(each.step, each.flight.launched)
     shares = []
     for record in (each for each in log.steps if each.step in first and not each.accumulated and passed(each.end)):

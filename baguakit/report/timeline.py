@@ -65,8 +65,7 @@ class Timeline:
 
     @property
     def _steps(self) -> dict[int, Span]:
-        ours = (s for s in self.spans if s.rank == 0 and s.thread == TRAINING and s.name == STEP)
-        return {s.step: s for s in ours if s.step is not None}
+        return {s.step: s for s in self.spans if s.rank == 0 and s.name == STEP and s.step is not None}
 
     def window(self, steps: slice | None = None) -> tuple[float, float]:
         """Return the times when rank 0 began and ended some steps.

@@ -234,7 +234,7 @@ def test_a_rank_decides_alone_what_to_keep_when_the_others_do_not_answer(lost):
         decisions.begin([SimpleNamespace(channel=lost.channel, rule=SimpleNamespace(stage=Mean()))])
     assert lost.begun.wait(20)
     lost.channel.monitor.fail("rank 1 is lost")
-    decisions.settle_all(0)
+    decisions.settle(alone=True)
     assert torch.equal(state, torch.ones(3))
 
 
