@@ -159,9 +159,8 @@ def bench_host(benchmark, roles):
         g = Fixed(g)
 
     given = {"p": p, "g": g, "u": m, "v": v}
-    lists = [steps_ops.listed(role) for role in given.values()]
-    operands = steps_ops.definition.Operands(lists[0], lists[1], (lists[2], lists[3]))
-    find = functools.partial(steps_ops.tables_for, given, None, lambda: operands)
+    columns = {name: steps_ops.listed(role) for name, role in given.items()}
+    find = functools.partial(steps_ops.tables_for, given, None, lambda: columns)
     work = (lambda: adamw_step_(p, g, m, v, 0, lr=RATE)) if GPU else find
     benchmark.extra_info |= {"device": torch.cuda.get_device_name() if GPU else "CPU, one thread: the table alone"}
     taken = round(host_seconds(work) * 1e3, 4)

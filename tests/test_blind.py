@@ -111,7 +111,7 @@ def test_no_sharded_model_waits(stage):
 def test_what_the_host_brings_is_pinned():
     with Blind() as blind:
         x = torch.empty(1 << 12, device="cuda")
-        tables_of([(x.dtype, x.dtype, False)], {"p": [x], "g": [torch.empty_like(x)]})
+        tables_of({"p": [x], "g": [torch.empty_like(x)]})
         Flags([1, 0]).begin(x, Two())
         for each in DENSE:
             each.add_(x, torch.empty(2, each.row_bytes(len(x)), dtype=torch.uint8, device="cuda"), [0.5, 0.5])

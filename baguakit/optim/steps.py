@@ -38,7 +38,7 @@ from torch import Tensor
 from ..arguments import describe, instance, integer, message, pair, real, several, truth
 from ..compressors import MinMaxUInt8
 from ..kernels.steps import operators as steps_ops
-from ..kernels.steps.definition import SGD, Adam, Conditions, Lion, Operands, Update
+from ..kernels.steps.definition import SGD, Adam, Columns, Conditions, Lion, Update
 from ..kernels.steps.operators import Fixed, Role, listed
 
 __all__ = ["Fixed", "adam_step_", "adamw_step_", "gradient_norm", "lion_step_", "sgd_step_"]
@@ -278,11 +278,9 @@ def _take(
     if master is not None:
         roles["master"] = _role("master", master)
 
-    def check() -> Operands:
-        lists = {name: listed(role) for name, role in roles.items()}
-        remembered = tuple(lists[name] for name in "uv"[: len(states)])
-        operands = Operands(lists["p"], lists["g"], remembered, lists.get("master", ()))
-        return steps_ops.check_operands(operands, list(states), conditions.key is not None, row is not None)
+    def check() -> Columns:
+        columns, names = {at: listed(role) for at, role in roles.items()}, dict(zip("uv", states, strict=False))
+        return steps_ops.check_columns(columns, names, conditions.key is not None, row is not None)
 
     steps_ops.step_(update, roles, conditions, None if row is None else compressor.block, check)
 

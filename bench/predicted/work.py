@@ -189,16 +189,16 @@ def step(n: int, rule: Any, p: torch.dtype, g: torch.dtype, master: bool = False
 
     conditions = {"lr": 1e-3, "taken": 3}
 
-    def tensors() -> steps.Operands:
+    def tensors() -> steps.Columns:
         gradients = drawn(n, seed=1).to(g) if block is None else packed_of(bk.compressors.MinMaxUInt8(block), n, 1)[0]
-        states = tuple([drawn(n, seed=2 + i).abs()] for i in range(rule.states))
+        states = {name: [drawn(n, seed=2 + i).abs()] for i, name in enumerate("uv"[: rule.states])}
         weights = drawn(n)
-        return steps.Operands([weights.to(p)], [gradients], states, [weights] if master else [])
+        return {"p": [weights.to(p)], "g": [gradients]} | states | ({"master": [weights]} if master else {})
 
     def by_definition() -> Tensors:
         x = tensors()
-        values = x.g if block is None else [unpacked(x.g[0])]
-        steps.step_(rule, steps.Operands(x.p, values, x.states, x.master), steps.Conditions(**conditions))
+        values = x["g"] if block is None else [unpacked(x["g"][0])]
+        steps.step_(rule, x | {"g": values}, steps.Conditions(**conditions))
         return results(x)
 
     def unpacked(row: Tensor) -> Tensor:
@@ -206,14 +206,11 @@ def step(n: int, rule: Any, p: torch.dtype, g: torch.dtype, master: bool = False
 
     def by_kernels() -> Tensors:
         x = tensors()
-        columns: dict[str, Any] = {"p": x.p, "g": x.g, **dict(zip("uv", x.states, strict=False))}
-        columns |= {"master": x.master} if master else {}
-        kind = (p, torch.uint8 if block else g, master)
-        launch.step_(rule, table.tables_of([kind], columns), steps.Conditions(**conditions), block)
+        launch.step_(rule, table.tables_of(x), steps.Conditions(**conditions), block)
         return results(x)
 
-    def results(x: steps.Operands) -> Tensors:
-        return [*x.p, *itertools.chain(*x.states), *x.master]
+    def results(x: steps.Columns) -> Tensors:
+        return [*itertools.chain(*(x[name] for name in x if name != "g"))]
 
     read = used(bk.compressors.MinMaxUInt8(block), n) if block else g.itemsize * n
     written = 2 * (8 // 2 * rule.states + (4 if master else p.itemsize)) * n + (p.itemsize * n if master else 0)
@@ -232,8 +229,7 @@ def norm(n: int, dtype: torch.dtype) -> Task:
 
     def by_kernels() -> Tensors:
         found = torch.empty(())
-        kinds = [(dtype, dtype, False)]
-        gpu.gradient_norm_(found, table.tables_of(kinds, {"g": grads}, table.SUM_TILE), None)
+        gpu.gradient_norm_(found, table.tables_of({"g": grads}), None)
         return (found,)
 
     return Task(by_kernels, by_definition, dtype.itemsize * n)

@@ -9,7 +9,7 @@ from baguakit.kernels.gpu import signed
 from baguakit.kernels.steps import definition as steps
 from baguakit.kernels.steps import gpu as steps_launch
 from baguakit.kernels.steps import operators as steps_table
-from baguakit.kernels.steps.definition import SGD, Adam, Conditions, Lion, Operands
+from baguakit.kernels.steps.definition import SGD, Adam, Conditions, Lion
 from baguakit.kernels.steps.gpu import FACTOR, SEED, SKIP
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -54,28 +54,17 @@ def values(call, dtype, shift, lengths=LENGTHS):
 def step(variant):
     facts, rule = variant.facts, RULES[variant.facts["rule"]]
     for call in range(len(KINDS)):
-        p, states = (
-            values(call, DTYPES[facts["p"]], 0),
-            [values(call, torch.float32, 3 + i) for i in range(rule.states)],
-        )
-        master = [x.float() for x in p] if facts["master"] else []
-        theirs = Operands(p, [], tuple(states), master)
-        ours = Operands(
-            [*map(torch.clone, p)], [], tuple([*map(torch.clone, x)] for x in states), [*map(torch.clone, master)]
-        )
+        theirs = {"p": values(call, DTYPES[facts["p"]], 0)}
+        theirs |= {name: values(call, torch.float32, 3 + i) for i, name in enumerate("uv"[: rule.states])}
+        theirs |= {"master": [x.float() for x in theirs["p"]]} if facts["master"] else {}
+        ours = {name: [*map(torch.clone, column)] for name, column in theirs.items()}
         gradients, given = gradients_of(facts, call)
         host = HOST[call % len(HOST)] | {"key": KEY if facts["drawn"] else None, "found_inf": float(call == 3)}
         conditions = [Conditions(**on_device(host, only=CONDITIONS if facts["held"] else ())) for _ in range(2)]
-        columns = {"p": ours.p, "g": given, **dict(zip("uv", ours.states, strict=False))}
-        columns |= {"master": ours.master} if master else {}
-        kind = (p[0].dtype, given[0].dtype, facts["master"])
-        tables = steps_table.tables_of([kind] * len(p), columns)
-        steps_launch.step_(rule, tables, conditions[0], facts["block"])
-        steps.step_(rule, Operands(p, gradients, theirs.states, master), conditions[1])
-        yield from zip(ours.p, theirs.p, strict=True)
-        yield from zip(ours.master, theirs.master, strict=True)
-        for mine, other in zip(ours.states, theirs.states, strict=True):
-            yield from zip(mine, other, strict=True)
+        steps_launch.step_(rule, steps_table.tables_of(ours | {"g": given}), conditions[0], facts["block"])
+        steps.step_(rule, theirs | {"g": gradients}, conditions[1])
+        for name in ours:
+            yield from zip(ours[name], theirs[name], strict=True)
 
 
 def gradients_of(facts, call):
@@ -105,7 +94,7 @@ def numbers(variant):
             host = host | {"found_inf": 0.0}
         ours, theirs = (Conditions(**on_device(host, aligned, only)) for _ in range(2))
         x = torch.zeros(1)
-        tables = steps_table.tables_of([(x.dtype, x.dtype, False)], {"p": [x], "g": [x], "u": [x], "v": [x]})
+        tables = steps_table.tables_of({"p": [x], "g": [x], "u": [x], "v": [x]})
         steps_launch.step_(rule, tables, ours)
         skipped = bool(theirs.found_inf != 0)
         words = tables.numbers.view(torch.int32)
@@ -143,7 +132,7 @@ def norm(variant):
         if special is not None:
             g[1][-1] = special
         ours, theirs = ((place(aligned), place(aligned)) for _ in range(2))
-        tables = steps_table.tables_of([(dtype, dtype, False)] * len(g), {"g": g}, steps_table.SUM_TILE)
+        tables = steps_table.tables_of({"g": g})
         steps_launch.gradient_norm_(ours[0], tables, ours[1])
         steps.gradient_norm_(theirs[0], g, theirs[1])
         yield from zip(ours, theirs, strict=True)

@@ -117,15 +117,13 @@ def step(rule, p, g, mastered, key, block, conditions):
     columns = {"p": values(p), "g": values(g, length=2 * LENGTH if block else LENGTH)}
     columns |= {name: values(torch.float32) for name in "uv"[: rule.states]}
     columns |= {"master": values(torch.float32)} if mastered else {}
-    plan = steps_table.tables_of([(p, g, mastered)], columns)
+    plan = steps_table.tables_of(columns)
     steps_launch.step_(rule, plan, Conditions(**({"taken": 3} | conditions), key=key), block)
 
 
 def norm(found):
     grads = [*values(torch.float32), *values(torch.bfloat16)]
-    kinds = [(g.dtype, g.dtype, False) for g in grads]
-    plan = steps_table.tables_of(kinds, {"g": grads}, steps_table.SUM_TILE)
-    steps_launch.gradient_norm_(torch.zeros(()), plan, found)
+    steps_launch.gradient_norm_(torch.zeros(()), steps_table.tables_of({"g": grads}), found)
 
 
 def coding(format, dtype, block, full):

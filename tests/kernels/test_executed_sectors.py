@@ -96,7 +96,7 @@ def of_steps(counted, n, offset=0):
     from baguakit.kernels.steps import operators as table
 
     columns = {name: [torch.zeros(n + offset)[offset:]] for name in "pguv"}
-    tables = table.tables_of([(torch.float32, torch.float32, False)], columns)
+    tables = table.tables_of(columns)
     conditions = definition.Conditions(lr=0.1, taken=3)
     work = functools.partial(launch.step_, definition.Adam(decoupled=True), tables, conditions)
     check(counted, work, n if offset == 0 else 1, 28 * n)  # unaligned, the limit is that of odd lengths

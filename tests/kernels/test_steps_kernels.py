@@ -9,7 +9,7 @@ import torch
 from baguakit.compressors import MinMaxUInt8
 from baguakit.kernels.steps import definition as steps
 from baguakit.kernels.steps import operators as steps_table
-from baguakit.kernels.steps.definition import SGD, Adam, Conditions, Lion, Operands
+from baguakit.kernels.steps.definition import SGD, Adam, Columns, Conditions, Lion
 
 pytest.importorskip("triton")
 from baguakit.kernels.steps import gpu as steps_launch
@@ -43,36 +43,33 @@ def same(a, b) -> bool:
     return all(torch.equal(bits(x), bits(y)) for x, y in zip(a, b, strict=True) if x is not None)
 
 
-def operands(rule, form, lengths=LENGTHS, seed=0) -> Operands:
+def drawn_columns(rule, form, lengths=LENGTHS, seed=0) -> Columns:
     p_dtype, g_dtype, mastered, _ = form
     source = torch.Generator().manual_seed(seed)
     p = [torch.randn(n, generator=source).to(p_dtype) for n in lengths]
     # A second of three gradients begins at an odd address, as views of a bucket do: it cannot be read 16 bytes at once.
     g = [torch.randn(n + 1, generator=source).to(g_dtype)[i % 2 :][:n] for i, n in enumerate(lengths)]
-    states = tuple([torch.rand(n, generator=source) for n in lengths] for _ in range(rule.states))
-    return Operands(p, g, states, [x.float() + 1e-4 for x in p] if mastered else [])
+    states = {name: [torch.rand(n, generator=source) for n in lengths] for name in "uv"[: rule.states]}
+    return {"p": p, "g": g} | states | ({"master": [x.float() + 1e-4 for x in p]} if mastered else {})
 
 
-def moved(x: Operands, device: str) -> Operands:
+def moved(x: Columns, device: str) -> Columns:
     """The same values in tensors of their own, g at the same alignment."""
 
     def copies(tensors):
         return [None if t is None else t.clone().to(device) for t in tensors]
 
     g = []
-    for t in x.g:
+    for t in x["g"]:
         offset = t.storage_offset()
         room = torch.zeros(len(t) + offset, dtype=t.dtype, device=device)
         g.append(room[offset:].copy_(t))
-    return Operands(copies(x.p), g, tuple(map(copies, x.states)), copies(x.master))
+    return {name: copies(column) for name, column in x.items()} | {"g": g}
 
 
-def tables_of(x: Operands) -> steps_table.StepTables:
-    masters = x.master or [None] * len(x.p)
-    columns = {"p": x.p, "g": x.g, **dict(zip("uv", x.states, strict=False))}
-    columns |= {"master": x.master} if x.master else {}
-    kinds = [(p.dtype, g.dtype, m is not None) for p, g, m in zip(x.p, x.g, masters, strict=True)]
-    return steps_table.tables_of(kinds, columns)
+def all_same(a: Columns, b: Columns) -> bool:
+    """Whether all that a step writes is the same."""
+    return all(same(a[name], b[name]) for name in a if name != "g")
 
 
 def on(device, conditions: dict) -> Conditions:
@@ -86,14 +83,13 @@ HELD = {name: torch.tensor(value) for name, value in (HOST | {"taken": 6.0, "fou
 
 
 def equal_after_a_step(rule, form, conditions, device, lengths=LENGTHS) -> bool:
-    theirs = operands(rule, form, lengths)
+    theirs = drawn_columns(rule, form, lengths)
     ours = moved(theirs, device)
     mine, other = on(device, conditions | {"key": form[3]}), on("cpu", conditions | {"key": form[3]})
     steps.step_(rule, theirs, other)
-    steps_launch.step_(rule, tables_of(ours), mine)
+    steps_launch.step_(rule, steps_table.tables_of(ours), mine)
     counted = not isinstance(mine.taken, torch.Tensor) or int(mine.taken) == int(other.taken)
-    states = all(same(a, b) for a, b in zip(ours.states, theirs.states, strict=True))
-    return counted and states and same(ours.p, theirs.p) and same(ours.master, theirs.master)
+    return counted and all_same(ours, theirs)
 
 
 @pytest.mark.parametrize("rule", RULES, ids=str)
@@ -123,33 +119,26 @@ def test_numbers_of_which_only_one_lies_on_the_device(device):
 def test_mixed_lists_make_one_launch_for_each_kind(device, monkeypatch):
     launched = counting(monkeypatch, steps_launch)
     rule, forms = Adam(), [FORMS[0], FORMS[4], FORMS[0], FORMS[4]]
-    theirs = [operands(rule, form, [700], i) for i, form in enumerate(forms)]
-    masters = [(x.master or [None])[0] for x in theirs]
-    both = Operands(
-        [x.p[0] for x in theirs],
-        [x.g[0] for x in theirs],
-        tuple([x.states[k][0] for x in theirs] for k in (0, 1)),
-        masters,
-    )
+    theirs = [drawn_columns(rule, form, [700], i) for i, form in enumerate(forms)]
+    both = {name: [x.get(name, [None])[0] for x in theirs] for name in ("p", "g", "u", "v", "master")}
     ours = moved(both, device)
     steps.step_(rule, both, Conditions(0.1, 3))
-    steps_launch.step_(rule, tables_of(ours), Conditions(0.1, 3))
-    assert same(ours.p, both.p) and same(ours.master, both.master) and len(launched) == 2
+    steps_launch.step_(rule, steps_table.tables_of(ours), Conditions(0.1, 3))
+    assert all_same(ours, both) and len(launched) == 2
 
 
 @pytest.mark.parametrize("block", [64, 512, 2048])
 def test_packed_gradients_are_read_as_they_decompress(block, device):
     """Tiles of several blocks, and blocks of several tiles."""
     compressor, rule, n = MinMaxUInt8(block), Adam(decoupled=True), 2100
-    theirs = operands(rule, FORMS[4], [n])
-    packed = compressor.compress(theirs.g[0].view(1, -1))
-    theirs.g[0] = compressor.decompress(packed, n)[0]
+    theirs = drawn_columns(rule, FORMS[4], [n])
+    packed = compressor.compress(theirs["g"][0].view(1, -1))
+    theirs["g"][0] = compressor.decompress(packed, n)[0]
     ours = moved(theirs, device)
-    ours.g[0] = packed.view(-1).to(device)
+    ours["g"][0] = packed.view(-1).to(device)
     steps.step_(rule, theirs, Conditions(**HOST))
-    steps_launch.step_(rule, tables_of(ours), Conditions(**HOST), block)
-    assert same(ours.p, theirs.p) and same(ours.master, theirs.master)
-    assert all(same(a, b) for a, b in zip(ours.states, theirs.states, strict=True))
+    steps_launch.step_(rule, steps_table.tables_of(ours), Conditions(**HOST), block)
+    assert all_same(ours, theirs)
 
 
 def counting(monkeypatch, steps_launch) -> list[int]:
@@ -174,8 +163,8 @@ def test_ten_thousand_tensors_are_one_launch(device, monkeypatch):
     launched = counting(monkeypatch, steps_launch)
     if device == "cpu":  # interpreted, ten thousand programs take a minute: it is enough that they are launched
         monkeypatch.setattr(steps_launch.step_kernel, "kernel", {(10_000,): lambda *args, **options: None})
-    x = operands(SGD(), FORMS[0], [3] * 10_000)
-    steps_launch.step_(SGD(), tables_of(moved(x, device)), Conditions(0.1))
+    x = drawn_columns(SGD(), FORMS[0], [3] * 10_000)
+    steps_launch.step_(SGD(), steps_table.tables_of(moved(x, device)), Conditions(0.1))
     assert launched == [10_000]
 
 
@@ -191,41 +180,44 @@ def test_tiles_cover_every_value_once_even_beyond_2_to_the_31():
 
 def test_addresses_and_positions_are_64_bits_wide(device):
     """A tile far beyond 2³¹ of a tensor that begins as far before its memory: the same values are reached."""
-    theirs = operands(SGD(), FORMS[5], [1024])
+    theirs = drawn_columns(SGD(), FORMS[5], [1024])
     ours = moved(theirs, device)
-    tables, tile = tables_of(ours), 3 << 21  # 3 · 2³¹ values of 1024
+    tables, tile = steps_table.tables_of(ours), 3 << 21  # 3 · 2³¹ values of 1024
     # A second record, of which there is no tile, names the memory: an executor of PTX knows no other.
-    records = tables.by_kind[0].records.repeat(2, 1)
-    tables = replace(tables, by_kind=(replace(tables.by_kind[0], records=records),))
+    ((kind, (tiles, records)),) = tables.by_kind.items()
+    records = records.repeat(2, 1)
+    tables = replace(tables, by_kind={kind: [tiles, records]})
     records[0, 0] -= 2 * 1024 * tile
     records[0, 1] -= 2 * 1024 * tile
     records[0, 5] = records[0, 7] = 0
     records[0, 5] += 1024 * (tile + 1)
-    tables.by_kind[0].tiles[0] = tile
-    weights = steps.dense(theirs.p[0])
-    new = SGD().apply(weights.float(), theirs.g[0].float(), [], [torch.tensor(x) for x in SGD().numbers(0.5, 2)])
+    tiles[0] = tile
+    weights = steps.dense(theirs["p"][0])
+    new = SGD().apply(weights.float(), theirs["g"][0].float(), [], [torch.tensor(x) for x in SGD().numbers(0.5, 2)])
     expected = steps.drawn(new, 1024 * tile, steps.numbers_of(SGD(), Conditions(0.1, 1, key=9))[2])
     steps_launch.step_(SGD(), tables, Conditions(0.5, key=9))
-    assert torch.equal(bits(ours.p[0]), bits(expected))
+    assert torch.equal(bits(ours["p"][0]), bits(expected))
 
 
 @pytest.mark.parametrize("rule", [SGD(0.9), Adam(), Lion()], ids=str)
 def test_what_is_not_finite_leaves_everything_as_it_was(rule, device):
-    for run, where in ((steps.step_, "cpu"), (lambda r, x, c: steps_launch.step_(r, tables_of(x), c), device)):
-        x = moved(operands(rule, FORMS[4], [700, 9]), where)
+    for run, where in (
+        (steps.step_, "cpu"),
+        (lambda r, x, c: steps_launch.step_(r, steps_table.tables_of(x), c), device),
+    ):
+        x = moved(drawn_columns(rule, FORMS[4], [700, 9]), where)
         before = moved(x, where)
         conditions = on(where, HELD | {"found_inf": torch.tensor(1.0)})
         for _ in range(2):
             run(rule, x, conditions)
-        assert same(x.p, before.p) and same(x.master, before.master) and int(conditions.taken) == 6
-        assert all(same(a, b) for a, b in zip(x.states, before.states, strict=True))
+        assert all_same(x, before) and int(conditions.taken) == 6
 
 
 def test_nan_is_passed_on(device):
     for rule in RULES:
-        x = operands(rule, FORMS[0], [40])
-        x.g[0][7] = float("nan")
+        x = drawn_columns(rule, FORMS[0], [40])
+        x["g"][0][7] = float("nan")
         ours = moved(x, device)
         steps.step_(rule, x, Conditions(0.1, 3))
-        steps_launch.step_(rule, tables_of(ours), Conditions(0.1, 3))
-        assert x.p[0].isnan().nonzero().tolist() == ours.p[0].isnan().nonzero().tolist() == [[7]]
+        steps_launch.step_(rule, steps_table.tables_of(ours), Conditions(0.1, 3))
+        assert x["p"][0].isnan().nonzero().tolist() == ours["p"][0].isnan().nonzero().tolist() == [[7]]

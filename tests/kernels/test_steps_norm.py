@@ -19,7 +19,7 @@ def test_the_norm_is_that_of_fp64(dtype, device):
     norms, found = [torch.empty(()), torch.empty((), device=device)], torch.empty((), device=device)
     definition.gradient_norm_(norms[0], grads, None)
     there = [g.to(device) for g in grads]
-    plan = steps_table.tables_of([(dtype, dtype, False)] * len(there), {"g": there}, steps_table.SUM_TILE)
+    plan = steps_table.tables_of({"g": there})
     for _ in range(2):
         gpu.gradient_norm_(norms[1], plan, found)
         assert torch.equal(norms[0], exact) and torch.equal(norms[1].cpu(), exact) and found == 0
@@ -32,7 +32,7 @@ def test_what_the_norm_finds(value, device):
 
     grads = [torch.ones(5), torch.full((2,), value)]
     there = [g.to(device) for g in grads]
-    plan = steps_table.tables_of([(torch.float32, torch.float32, False)] * 2, {"g": there}, steps_table.SUM_TILE)
+    plan = steps_table.tables_of({"g": there})
     for run, x, home in ((definition.gradient_norm_, grads, "cpu"), (gpu.gradient_norm_, plan, device)):
         norm, found = torch.empty((), device=home), torch.empty((), device=home)
         run(norm, x, found)

@@ -23,21 +23,26 @@ def made(monkeypatch):
 
 
 def tables_for(p, g):
-    operands = steps_ops.definition.Operands(*(x.tensors if isinstance(x, Fixed) else x for x in (p, g)))
-    return steps_ops.tables_for({"p": p, "g": g}, None, lambda: operands)
+    columns = {name: x.tensors if isinstance(x, Fixed) else x for name, x in (("p", p), ("g", g))}
+    return steps_ops.tables_for({"p": p, "g": g}, None, lambda: columns)
+
+
+def records(tables):
+    ((_, found),) = tables.by_kind.values()
+    return found
 
 
 def test_a_table_is_kept_while_addresses_hold_and_made_anew_when_they_change(made):
     p, g = values(), values(1)
     assert tables_for(p, g) is tables_for(list(p), list(g)) and len(made) == 1
-    record = made[0].by_kind[0].records
+    record = records(made[0])
     assert record[:, 0].tolist() == [x.data_ptr() for x in p] and record[:, 1].tolist() == [x.data_ptr() for x in g]
     p[1].data = torch.randn(p[1].shape)
-    assert tables_for(p, g).by_kind[0].records[1, 0] == p[1].data_ptr() and len(made) == 2
+    assert records(tables_for(p, g))[1, 0] == p[1].data_ptr() and len(made) == 2
     bucket = torch.randn(40)
     tables_for([p[0]], [bucket[:35].view(7, 5)])
     tables_for([p[0][:3]], [bucket[:15].view(3, 5)])  # the same addresses, and other lengths
-    assert len(made) == 4 and made[3].by_kind[0].records[0, 5] == 15
+    assert len(made) == 4 and records(made[3])[0, 5] == 15
 
 
 def test_what_is_fixed_is_not_read_again(made, monkeypatch):

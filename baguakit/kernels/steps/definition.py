@@ -25,7 +25,7 @@ This file is the definition, which CPU tensors use; `gpu.py` has the same arithm
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,9 @@ from torch import Tensor
 from .. import noise
 
 Numbers = tuple[float, ...]
+# The tensors of a step, one in each column per parameter, dense and with its strides: p and g (fp32, bf16 or fp16), u
+# and v (the states of the update, fp32), and master (fp32, or None). Columns that a step does not need are left out.
+Columns = dict[str, Sequence[Any]]
 PAYLOAD = 0xFFFF  # the bits that fp32 has beyond bf16
 
 
@@ -138,21 +141,6 @@ class Conditions:
     key: int | None = None  # of the draws; None rounds to nearest
 
 
-@dataclass(frozen=True)
-class Operands:
-    """The tensors of a step, one of each kind per parameter. They are dense and have the parameter's strides."""
-
-    p: Sequence[Tensor]  # fp32, bf16 or fp16, as g
-    g: Sequence[Tensor]
-    states: tuple[Sequence[Tensor], ...] = ()  # as many lists of fp32 as the update has states
-    master: Sequence[Tensor | None] = ()  # fp32 or None for each parameter; empty if there are none
-
-    def columns(self, names: Sequence[str]) -> dict[str, Sequence[Tensor | None]]:
-        """Return {name: tensors} for each kind. `names` are the names of the states."""
-        states = dict(zip(names, self.states, strict=False))
-        return {"p": self.p, "g": self.g, **states} | ({"master": self.master} if self.master else {})
-
-
 def numbers_of(update: Update, conditions: Conditions) -> tuple[Numbers, float, tuple[int, int]]:
     """Return the numbers of a step on the host: its options, the factor of gradients, and the seed of draws."""
     t, seed = int(conditions.taken) + 1, (0, 0)
@@ -163,19 +151,19 @@ def numbers_of(update: Update, conditions: Conditions) -> tuple[Numbers, float, 
     return update.numbers(float(conditions.lr), t), factor, seed
 
 
-def step_(update: Update, operands: Operands, conditions: Conditions) -> None:
+def step_(update: Update, columns: Columns, conditions: Conditions) -> None:
     """Step every parameter (weights, masters, states) and add 1 to a tensor `taken`, unless `found_inf` is not 0."""
     if float(conditions.found_inf) != 0:
         return
     values, factor, seed = numbers_of(update, conditions)
-    device = operands.p[0].device if operands.p else None
+    device = columns["p"][0].device if columns["p"] else None
     numbers = torch.tensor((*values, factor), dtype=torch.float32, device=device).unbind()
     start = 0
-    for i, p in enumerate(operands.p):
-        target = operands.master[i] if operands.master else None
+    for i, p in enumerate(columns["p"]):
+        target = columns["master"][i] if "master" in columns else None
         weights = dense(p if target is None else target)
-        states = [dense(state[i]) for state in operands.states]
-        new = update.apply(weights.float(), dense(operands.g[i]).float() * numbers[-1], states, numbers[:-1])
+        states = [dense(columns[name][i]) for name in "uv"[: update.states]]
+        new = update.apply(weights.float(), dense(columns["g"][i]).float() * numbers[-1], states, numbers[:-1])
         weights.copy_(new if conditions.key is None or p.dtype != torch.bfloat16 else drawn(new, start, seed))
         if target is not None:
             dense(p).copy_(weights)

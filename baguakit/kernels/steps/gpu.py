@@ -16,7 +16,7 @@ from ..blockwise.uniform_gpu import decode
 from ..gpu import launch, load, mix, signed, store, uniform
 from ..noise import seed_words
 from .definition import Conditions, Update, numbers_of
-from .operators import FIELDS, StepTables
+from .operators import FIELDS, SUM_TILE, TILE, StepTables
 
 # Positions in the array of numbers on the device, after the seven numbers of the update rule; and in FIELDS.
 FACTOR, SKIP, SEED, SEED_HIGH = (tl.constexpr(place) for place in range(7, 11))
@@ -245,11 +245,10 @@ def step_(update: Update, tables: StepTables, conditions: Conditions, block: int
         values, factor, seed = numbers_of(update, conditions)
         numbers = (None, *values, *(0.0,) * (7 - len(values)), factor, *signed(seed))
     constants |= {"NESTEROV": getattr(update, "nesterov", False), "STATES": update.states, "BLOCK": block}
-    for table in tables.by_kind:
-        p, g, mastered = table.kind
+    for (p, g, mastered), (tiles, records) in tables.by_kind.items():
         launch(
-            step_kernel, len(table.tiles), table.tiles, table.records, *numbers, **constants, P=TYPES[p], G=TYPES[g],
-            MASTER=mastered, DRAWN=c.key is not None and p == torch.bfloat16, TILE=table.tile, num_warps=WARPS,
+            step_kernel, len(tiles), tiles, records, *numbers, **constants, P=TYPES[p], G=TYPES[g],
+            MASTER=mastered, DRAWN=c.key is not None and p == torch.bfloat16, TILE=TILE, num_warps=WARPS,
         )  # fmt: skip
     if isinstance(conditions.taken, Tensor) and held[1] is None:
         conditions.taken.add_(1)
@@ -299,10 +298,10 @@ def norm_kernel(norm_ptr, found_ptr, partials_ptr, count, TURN: tl.constexpr):
 def gradient_norm_(norm: Tensor, tables: StepTables, found_inf: Tensor | None) -> None:
     """Write the norm of the gradients of the tables; and, in `found_inf`, 1 if it is not finite, else 0."""
     first = 0
-    for table in tables.by_kind:
+    for (_, g, _), (tiles, records) in tables.by_kind.items():
         launch(
-            partials_kernel, len(table.tiles), tables.partials[first:], table.tiles, table.records,
-            G=TYPES[table.kind[1]], TILE=table.tile, TURN=TURN, num_warps=4, enable_fp_fusion=False,
+            partials_kernel, len(tiles), tables.partials[first:], tiles, records,
+            G=TYPES[g], TILE=SUM_TILE, TURN=TURN, num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
-        first += len(table.tiles)
+        first += len(tiles)
     launch(norm_kernel, 1, norm, found_inf, tables.partials, first, TURN=4 * TURN, num_warps=8, enable_fp_fusion=False)

@@ -6,7 +6,6 @@ moved 16 bytes at a time. A *tile* is (record, number of the tile in it) in one 
 memory before it moves its values, for any number of tensors.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +21,7 @@ from torch import Tensor
 from ...arguments import describe, instance, real, several
 from ..operators import imported, is_dense, uploaded
 from . import definition
-from .definition import Conditions, Operands, Update
+from .definition import Columns, Conditions, Update
 
 FIELDS = ("p", "g", "u", "v", "master", "length", "start", "whole")
 TILE = 1024  # values; with four warps and the four streams of Adam, a thread has eight 16-byte loads in flight
@@ -85,20 +84,13 @@ def key_of(name: str, role: Role) -> object:
 
 
 @dataclass(frozen=True, eq=False)
-class Table:
-    """The table of the tensors of one kind."""
-
-    kind: tuple[torch.dtype, torch.dtype, bool]  # the dtypes of weights and gradients, and whether there are masters
-    tiles: Tensor  # (tiles,) int64: record << 32 | number of the tile
-    records: Tensor  # (tensors, FIELDS) int64
-    tile: int
-
-
-@dataclass(frozen=True, eq=False)
 class StepTables:
-    """The tables of all kinds, and their memory on the device."""
+    """The tables of all tensors, by the dtypes of weights and gradients and whether there are masters; and memory.
 
-    by_kind: tuple[Table, ...]
+    A table is tiles (tiles,), record << 32 | number of the tile, and records (tensors, FIELDS), both int64.
+    """
+
+    by_kind: dict[tuple[torch.dtype, torch.dtype, bool], list[Tensor]]
     numbers: Tensor  # of a step
     partials: Tensor  # what each program finds, where they find a sum (fp64)
 
@@ -107,7 +99,7 @@ class TableCache:
     """The latest tables, by key. Tables that a CUDA graph was captured with are kept, because the graph reads them."""
 
     def __init__(self) -> None:
-        self.latest: OrderedDict[object, StepTables] = OrderedDict()
+        self.latest: dict[object, StepTables] = {}
         self.captured: dict[object, StepTables] = {}
 
     def find(self, key: object, device: torch.device, make: Callable[[], StepTables]) -> StepTables:
@@ -120,17 +112,18 @@ class TableCache:
                 )
             self.captured[key] = tables
         elif key not in self.captured:
-            self.latest[key] = tables = tables or make()
-            self.latest.move_to_end(key)
+            self.latest[key] = tables = self.latest.pop(key, None) or make()  # it is the last to be forgotten
             if len(self.latest) > KEPT:
-                self.latest.popitem(last=False)
+                del self.latest[next(iter(self.latest))]
         assert tables is not None
         return tables
 
 
-def tables_of(kinds: Sequence[Any], columns: dict[str, Sequence[Tensor | None]], tile: int = TILE) -> StepTables:
-    """Return the tables of tensors, with columns as in FIELDS. Lengths are those of p, or of g if there is no p."""
-    lead = [x for x in columns.get("p") or columns["g"] if x is not None]
+def tables_of(columns: Columns) -> StepTables:
+    """Return the tables of a step; or those of a norm, if there is no column p but only g."""
+    lead, tile = (columns["p"], TILE) if "p" in columns else (columns["g"], SUM_TILE)
+    masters = columns.get("master") or [None] * len(lead)
+    kinds = [(p.dtype, g.dtype, m is not None) for p, g, m in zip(lead, columns["g"], masters, strict=True)]
     lengths = np.array([x.numel() for x in lead], np.int64)
     records = np.zeros((len(lead), len(FIELDS)), np.int64)
     for name, tensors in columns.items():
@@ -140,14 +133,14 @@ def tables_of(kinds: Sequence[Any], columns: dict[str, Sequence[Tensor | None]],
     records[:, FIELDS.index("start")] = np.cumsum(lengths) - lengths
     records[:, FIELDS.index("whole")] = np.where(aligned, lengths // tile, 0)
     device = lead[0].device
-    tables = []
+    by_kind = {}
     for kind in dict.fromkeys(kinds):
         at = np.array([i for i, other in enumerate(kinds) if other == kind])
-        tiles, rows = (uploaded(torch.from_numpy(x), device) for x in (_tiles(lengths[at], tile), records[at]))
-        tables.append(Table(kind, tiles, rows, tile))
+        parts = _tiles(lengths[at], tile), records[at]
+        by_kind[kind] = [uploaded(torch.from_numpy(part), device) for part in parts]
     numbers = torch.zeros(16, dtype=torch.float32, device=device)
-    partials = 0 if "p" in columns else sum(len(table.tiles) for table in tables)
-    return StepTables(tuple(tables), numbers, torch.zeros(partials, dtype=torch.float64, device=device))
+    partials = 0 if "p" in columns else sum(len(tiles) for tiles, _ in by_kind.values())
+    return StepTables(by_kind, numbers, torch.zeros(partials, dtype=torch.float64, device=device))
 
 
 def _tiles(lengths: NDArray[np.int64], tile: int) -> NDArray[np.int64]:
@@ -161,7 +154,7 @@ TABLES = TableCache()
 
 
 def step_(
-    update: Update, roles: dict[str, Role], conditions: Conditions, block: int | None, check: Callable[[], Operands]
+    update: Update, roles: dict[str, Role], conditions: Conditions, block: int | None, check: Callable[[], Columns]
 ) -> None:
     """Step the tensors of the roles p, g, u, v and master. Absent roles are left out.
 
@@ -176,29 +169,17 @@ def step_(
         written(roles[name])
 
 
-def tables_for(roles: dict[str, Role], options: object, check: Callable[[], Operands]) -> StepTables:
+def tables_for(roles: dict[str, Role], options: object, check: Callable[[], Columns]) -> StepTables:
     """Return the tables of tensors at their addresses; `options` are further arguments of `check`."""
     key = (options, *(key_of(name, role) for name, role in roles.items()))
-
-    def made() -> StepTables:
-        operands = check()
-        masters = operands.master or [None] * len(operands.p)
-        kinds = [(p.dtype, g.dtype, m is not None) for p, g, m in zip(operands.p, operands.g, masters, strict=True)]
-        return tables_of(kinds, operands.columns("uv"), TILE)
-
-    return TABLES.find(key, listed(roles["p"])[0].device, made)
+    return TABLES.find(key, listed(roles["p"])[0].device, lambda: tables_of(check()))
 
 
 def gradient_norm_(norm: Tensor, grads: Role, found_inf: Tensor | None, check: Callable[[], Sequence[Tensor]]) -> None:
     """Write the norm of all gradients into `norm`, and whether it is not finite into `found_inf`."""
     if not norm.is_cuda:
         return definition.gradient_norm_(norm, check(), found_inf)
-
-    def made() -> StepTables:
-        tensors = check()
-        return tables_of([(g.dtype, g.dtype, False) for g in tensors], {"g": tensors}, SUM_TILE)
-
-    tables = TABLES.find(("norm", key_of("g", grads)), norm.device, made)
+    tables = TABLES.find(("norm", key_of("g", grads)), norm.device, lambda: tables_of({"g": check()}))
     imported(".gpu", __package__).gradient_norm_(norm, tables, found_inf)
 
 
@@ -207,30 +188,27 @@ CPU = torch.device("cpu")
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def check_operands(operands: Operands, names: Sequence[str], drawn: bool, packed: bool = False) -> Operands:
-    """Return the tensors if they fit each other. `names` are those of the states; `packed` gradients are not checked.
+def check_columns(columns: Columns, names: dict[str, str], drawn: bool, packed: bool = False) -> Columns:
+    """Return the columns if they fit each other. `names` tells those of u and v; `packed` gradients are not checked.
 
     Raises:
         TypeError: a tensor is not dense, or has a dtype that cannot be stepped.
         ValueError: numbers, sizes, layouts or devices differ, or a written tensor shares memory with another tensor.
     """
-    columns = operands.columns(names)
-    if packed:
-        del columns["g"]
-    named = {}
-    for name, column in columns.items():
-        if len(column) != len(operands.p):
+    weights, named = columns["p"], {}
+    for name, column in ((names.get(at, at), columns[at]) for at in columns if at != "g" or not packed):
+        if len(column) != len(weights):
             raise ValueError(
-                f"{len(operands.p)} parameters need as many tensors {name}, not {len(column)}: {describe(column)}"
+                f"{len(weights)} parameters need as many tensors {name}, not {len(column)}: {describe(column)}"
             )
-        for i, (x, p) in enumerate(zip(column, operands.p, strict=True)):
+        for i, (x, p) in enumerate(zip(column, weights, strict=True)):
             if x is not None or name != "master":
                 x = named[f"{name}[{i}]"] = _dense(f"{name}[{i}]", x, WEIGHTS if name in "pg" else (torch.float32,))
                 _check_like(f"{name}[{i}]", x, p)
-    for i, p in enumerate(operands.p):
+    for i, p in enumerate(weights):
         mastered = f"master[{i}]" in named
-        if p.device != operands.p[0].device:
-            raise ValueError(f"p[{i}] is on {p.device} and p[0] on {operands.p[0].device}; step each device by itself")
+        if p.device != weights[0].device:
+            raise ValueError(f"p[{i}] is on {p.device} and p[0] on {weights[0].device}; step each device by itself")
         if mastered and p.dtype == torch.float32:
             raise ValueError(f"p[{i}] is float32 and needs no master; put None in its place")
         if mastered and drawn:
@@ -238,7 +216,7 @@ def check_operands(operands: Operands, names: Sequence[str], drawn: bool, packed
         if drawn and p.dtype == torch.float16:
             raise TypeError(f"p[{i}] is float16, and only bfloat16 is rounded at random; give it a master instead")
     _check_apart(named)
-    return operands
+    return columns
 
 
 def check_gradients(grads: Sequence[Tensor]) -> Sequence[Tensor]:
