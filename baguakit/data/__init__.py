@@ -8,17 +8,6 @@ from .redis_store import RedisStore
 from .stores import MemoryStore, Store, StoreError, StoreStats
 
 __all__ = [
-    "CacheReport",
-    "CachedDataset",
-    "Codec",
-    "LMDBStore",
-    "LoadBalancedBatchSampler",
-    "LoadBalancedSampler",
-    "MemoryStore",
-    "Pickle",
-    "Plain",
-    "RedisStore",
-    "Store",
-    "StoreError",
-    "StoreStats",
-]
+    "CacheReport", "CachedDataset", "Codec", "LMDBStore", "LoadBalancedBatchSampler", "LoadBalancedSampler",
+    "MemoryStore", "Pickle", "Plain", "RedisStore", "Store", "StoreError", "StoreStats",
+]  # fmt: skip

@@ -9,22 +9,7 @@ from .sealing import checksum, differs_between_ranks
 from .weights import FreeRunner, WeightRunner
 
 __all__ = [
-    "BACKWARD",
-    "STEP",
-    "Attached",
-    "BucketFlight",
-    "FreeRunner",
-    "GradientRunner",
-    "HookRunner",
-    "Ledger",
-    "Life",
-    "Logbook",
-    "RuleRunner",
-    "Turn",
-    "WeightRunner",
-    "buckets_of",
-    "checksum",
-    "differs_between_ranks",
-    "load_runners",
-    "mean_gradients_",
-]
+    "BACKWARD", "STEP", "Attached", "BucketFlight", "FreeRunner", "GradientRunner", "HookRunner", "Ledger", "Life",
+    "Logbook", "RuleRunner", "Turn", "WeightRunner", "buckets_of", "checksum", "differs_between_ranks",
+    "load_runners", "mean_gradients_",
+]  # fmt: skip

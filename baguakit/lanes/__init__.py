@@ -13,24 +13,9 @@ from .cpu import CpuLane, whole
 from .cuda import CudaLane, current_stream, tensors_in
 
 __all__ = [
-    "CpuLane",
-    "CudaLane",
-    "Flight",
-    "Lane",
-    "Moment",
-    "New",
-    "Phases",
-    "between",
-    "current_stream",
-    "lane",
-    "lane_of",
-    "moment",
-    "passed",
-    "reader",
-    "temporaries",
-    "tensors_in",
-    "whole",
-]
+    "CpuLane", "CudaLane", "Flight", "Lane", "Moment", "New", "Phases", "between", "current_stream", "lane",
+    "lane_of", "moment", "passed", "reader", "temporaries", "tensors_in", "whole",
+]  # fmt: skip
 
 
 def lane(device: torch.device, name: str = "baguakit lane") -> Lane:

@@ -5,13 +5,6 @@ from .monitor import Monitor, PeerError, end_with_process
 from .records import LEFT, Collective
 
 __all__ = [
-    "LEFT",
-    "Collective",
-    "Monitor",
-    "PeerError",
-    "differing",
-    "end_with_process",
-    "first_line",
-    "store_gone",
+    "LEFT", "Collective", "Monitor", "PeerError", "differing", "end_with_process", "first_line", "store_gone",
     "store_silent",
-]
+]  # fmt: skip

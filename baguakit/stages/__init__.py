@@ -20,14 +20,6 @@ from .means import CompressedMean, ErrorFeedback, Hierarchical, Mean, NeighborMe
 finite, update_if_finite_ = checked(keeping.finite), checked(keeping.update_if_finite_)
 
 __all__ = [
-    "Adaptive",
-    "CompressedMean",
-    "ErrorFeedback",
-    "Hierarchical",
-    "Mean",
-    "NeighborMean",
-    "SparseMean",
-    "Stage",
-    "finite",
-    "update_if_finite_",
-]
+    "Adaptive", "CompressedMean", "ErrorFeedback", "Hierarchical", "Mean", "NeighborMean", "SparseMean", "Stage",
+    "finite", "update_if_finite_",
+]  # fmt: skip
