@@ -258,11 +258,6 @@ class Load(Declared):
 
     @property
     def fp32(self) -> "Load":
-        """Return the same values in fp32."""
-        return replace(self, value_bytes=FP32)
-
-    @property
-    def at_least_fp32(self) -> "Load":
         """Return the same values in fp32, or in their own dtype if that is wider."""
         return replace(self, value_bytes=max(FP32, self.value_bytes))
 

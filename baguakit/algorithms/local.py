@@ -172,7 +172,7 @@ class OuterStep(Stage):
 
     def cost(self, load: Load, place: Place) -> Cost:
         """Return the cost of `inner`, on data in fp32 at least, plus the time of copying such data 11 times."""
-        wide = load.at_least_fp32
+        wide = load.fp32
         return self.inner.cost(wide, place) + place.copies(11, wide.size)
 
     def __repr__(self) -> str:

@@ -7,8 +7,8 @@
     torchrun --standalone --nproc_per_node=4 -m baguakit probe                    # the network between the ranks
     torchrun --standalone --nproc_per_node=4 -m baguakit plan train:make_model    # the step of each algorithm
 
-Files: `tuning` has `probe` and `plan`, `digits` trains for `demo`, `pacing` slows sockets down, `ranks` starts ranks or
-joins the ranks of torchrun, `screen` prints tables. `import baguakit` does not import them.
+Files: `tuning` has `probe` and `plan`, `pacing` slows sockets down, `ranks` starts ranks or joins the ranks of
+torchrun, `screen` prints tables. `import baguakit` does not import them.
 """
 
 import argparse

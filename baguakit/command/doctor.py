@@ -135,7 +135,10 @@ def compilers() -> Iterator[Finding]:
 
 
 def network() -> Iterator[Finding]:
-    """Look at the network interfaces, and at the one that gloo takes between machines."""
+    """Look at the network interfaces, and at the address that gloo uses between machines.
+
+    It is that of the interface in GLOO_SOCKET_IFNAME, or of the host's name.
+    """
     names = [name for _, name in socket.if_nameindex()]
     others = [name for name in names if name not in LOOPBACKS and driver(name, "operstate") != "down"]
     if not LOOPBACKS.intersection(names):
@@ -145,24 +148,11 @@ def network() -> Iterator[Finding]:
         yield Finding("interfaces", NOTE, "only loopback", loses=loses)
         return
     speeds = [(name, driver(name, "speed")) for name in others]  # -1 if it is unknown
-    found = [f"{name} ({speed} Mb/s)" if speed.isdigit() else name for name, speed in speeds]
-    yield Finding("interfaces", GOOD, ", ".join(found))
-    yield from gloo_interface(others[0])
-
-
-def driver(interface: str, what: str) -> str:
-    """Return what the driver of an interface reports, or an empty string."""
-    try:
-        return Path(f"/sys/class/net/{interface}/{what}").read_text().strip()
-    except OSError:
-        return ""
-
-
-def gloo_interface(other: str) -> Iterator[Finding]:
-    """Look at the address that gloo uses: of the interface in GLOO_SOCKET_IFNAME, or of the host's name."""
-    mend = f"export GLOO_SOCKET_IFNAME={other}"
+    listed = ", ".join(f"{name} ({speed} Mb/s)" if speed.isdigit() else name for name, speed in speeds)
+    yield Finding("interfaces", GOOD, listed)
+    mend = f"export GLOO_SOCKET_IFNAME={others[0]}"
     if asked := os.environ.get("GLOO_SOCKET_IFNAME"):
-        if wrong := set(asked.split(",")).difference(name for _, name in socket.if_nameindex()):
+        if wrong := set(asked.split(",")).difference(names):
             yield Finding("gloo", BROKEN, f"GLOO_SOCKET_IFNAME names {min(wrong)}, which is not there", mend)
         else:
             yield Finding("gloo", GOOD, f"takes {asked}, by GLOO_SOCKET_IFNAME")
@@ -178,6 +168,14 @@ def gloo_interface(other: str) -> Iterator[Finding]:
     else:
         loses = "Several machines will not find each other over gloo until GLOO_SOCKET_IFNAME names an interface"
         yield Finding("gloo", NOTE, found + ": loopback only" * bool(address), mend, loses)
+
+
+def driver(interface: str, what: str) -> str:
+    """Return what the driver of an interface reports, or an empty string."""
+    try:
+        return Path(f"/sys/class/net/{interface}/{what}").read_text().strip()
+    except OSError:
+        return ""
 
 
 def two_ranks() -> Iterator[Finding]:

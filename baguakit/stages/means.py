@@ -135,7 +135,7 @@ class OnGraph(Declared, Stage):
         exact mean     the cost of `Mean`
         else           w = S to each of k neighbours;  q = (k + 2)/2 copies
         """
-        t, n, wide = self.topology, place.ranks, load.at_least_fp32 if self.copies else load
+        t, n, wide = self.topology, place.ranks, load.fp32 if self.copies else load
         if n == 1:
             return Cost()
         total, rounds, S = Cost(), rounds_of(t, n), wide.size

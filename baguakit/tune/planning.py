@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 from torch import Tensor, nn
 
 from .. import algorithms
-from ..arguments import Declared, checked, integer, real
+from ..arguments import Declared, Positive, Range, checked
 from ..comm import Comm
 from ..comm.groups import on_all
 from ..compressors import Compressor, MinMaxUInt8, UInt4
@@ -20,6 +20,7 @@ from .prediction import COUNT, Prediction, buckets_of, effect, predict, written
 from .probing import Compute, probe, timed
 
 BUCKET_BYTES = (1 << 20, 4 << 20, 10 << 20, 25 << 20, 100 << 20)
+Rate = Annotated[float, Range(above=0)]
 NEAR = 0.02  # of the fastest: predictions do not resolve smaller differences
 
 
@@ -115,7 +116,7 @@ def plan(
     network: Network | None = None,
     step_seconds: float | Compute | Callable[[], Any] | None = None,
     algorithms: Sequence[Algorithm] | None = None,
-    bucket_bytes: Sequence[int] = BUCKET_BYTES,
+    bucket_bytes: Sequence[Positive] = BUCKET_BYTES,
     flows: Sequence[int] | None = None,
 ) -> Plan:
     """Predict the step of every algorithm × bucket size × number of flows, and pick one. Collective.
@@ -156,8 +157,7 @@ def plan(
         check(each, comm)
     if comm.hierarchical:  # each is tried between nodes as well
         choices += [between for each in choices if (between := by_nodes(each, comm)) is not None]
-    sizes = [integer("bucket_bytes", size, 1) for size in sorted(set(bucket_bytes))]
-    if not sizes:
+    if not (sizes := sorted(set(bucket_bytes))):
         raise ValueError("bucket_bytes names no size to try; leave it out, or give some, such as (1 << 20, 25 << 20)")
     if network is None:
         device = next((p.device for p in model.parameters()), None)
@@ -237,13 +237,13 @@ def distinct(algorithm: Algorithm, named: Mapping[str, Tensor], sizes: Sequence[
 
 @checked
 def describe(
-    nodes: int,
-    per_node: int,
-    between: float,
-    within: float,
-    within_to_all: float | None = None,
+    nodes: Positive,
+    per_node: Positive,
+    between: Rate,
+    within: Rate,
+    within_to_all: Rate | None = None,
     *,
-    memory: float = 1e12,
+    memory: Rate = 1e12,
     compressors: Sequence[Compressor] = (MinMaxUInt8(),),
     alpha: float = 20e-6,
     device: str = "cuda",
@@ -269,11 +269,8 @@ def describe(
     Raises:
         ValueError: a number is not positive.
     """
-    L, n = integer("per_node", per_node, 1), integer("nodes", nodes, 1)
-    N = n * L
-    spreading = within if within_to_all is None else within_to_all
-    figures = {"between": between, "within": within, "within_to_all": spreading, "memory": memory}
-    out, ring, spread, byte = (1 / real(name, value, above=0) for name, value in figures.items())
+    n, L, N = nodes, per_node, nodes * per_node
+    out, ring, spread, byte = 1 / between, 1 / within, 1 / (within_to_all or within), 1 / memory
     inside = Line(alpha, ring), Line(alpha, ring), Line(alpha, spread)
     around = Line(alpha, max(ring if L > 1 else 0.0, out if n > 1 else 0.0))
     crossing = L * (N - L) / max(1, N - 1) * out

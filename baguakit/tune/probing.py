@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import accumulate, combinations
 from statistics import median
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..arguments import Declared, checked, integers, real
+from ..arguments import Declared, Range, checked, integers
 from ..comm import Comm, abort_all, check_device
 from ..comm.own import SMALLEST
 from ..compressors import Compressor, MinMaxUInt8
@@ -51,11 +51,9 @@ def fit(times: Mapping[int, Sequence[float]]) -> Line:
     line, return it. Otherwise use the near points. Take the β that minimises  Σ_b b ((α + β b)/t_b − 1)²: long messages
     are timed best. For this β, take the α that minimises the sum without the factor b. Neither is less than 0.
 
-    `times` is {bytes: seconds}. Raises a ValueError if there are fewer than two sizes, or a number is not positive.
+    `times` is {bytes: seconds}, of two sizes or more.
     """
     b, t = np.array([(float(size), median(each)) for size, each in times.items()]).reshape(-1, 2).T
-    if len(b) < 2 or min(*b, *t) <= 0:
-        raise ValueError(f"a line goes through positive times of two positive sizes or more, not {dict(times)}")
     lines = [(each, 0.0) for each in t] + [(0.0, each) for each in t / b]
     for p, q in combinations(range(len(b)), 2):
         beta = (t[q] - t[p]) / (b[q] - b[p])
@@ -83,7 +81,7 @@ def probe(
     flows: Sequence[int] | None = None,
     compressors: Sequence[Compressor] = (MinMaxUInt8(),),
     device: torch.device | str | None = None,
-    seconds: float = 3.0,
+    seconds: Annotated[float, Range(above=0)] = 3.0,
 ) -> Network:
     """Measure α and β of every class of links, and how fast this machine compresses and copies. Collective.
 
@@ -119,7 +117,6 @@ def probe(
     counts = sorted(set(integers("flows", ((1,) if on_gpu else (1, 2, 4, 8)) if flows is None else flows, 1, 64)))
     if on_gpu and counts != [1]:
         raise ValueError(f"{flows=} divide what travels over gloo; NCCL has connections of its own: flows=(1,)")
-    real("seconds", seconds, above=0)
     name = comm.broadcast_object(uuid.uuid4().hex)
     mine, stretch = machine(comm, there, compressors)
     parts = ("flat", "intra", "inter") if comm.hierarchical else ("flat",)
@@ -292,15 +289,10 @@ class Compute(Declared):
             proportional to its size.
     """
 
-    forward: float
-    backward: float
-    optimizer: float = 0.0
-    ready: tuple[float, ...] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if min(self.forward, self.backward, self.optimizer) < 0 or not all(0 <= r <= 1 for r in self.ready):
-            raise ValueError(f"seconds are 0 or more and shares of backward from 0 to 1, unlike those of {self!r}")
+    forward: Annotated[float, Range(0)]
+    backward: Annotated[float, Range(0)]
+    optimizer: Annotated[float, Range(0)] = 0.0
+    ready: tuple[Annotated[float, Range(0, 1)], ...] = ()
 
     @property
     def seconds(self) -> float:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from math import lcm
 from typing import Any
 
-from ..arguments import Declared, checked, integer, message
+from ..arguments import Declared, Positive, checked, message
 from ..rules import rules_of
 from .planning import BUCKET_BYTES, Plan, distinct
 from .prediction import every_of, lasting
@@ -150,9 +150,9 @@ def autotune(
     att: Any,
     plan: Plan | None = None,
     *,
-    bucket_bytes: Sequence[int] = BUCKET_BYTES,
-    flows: Sequence[int] | None = None,
-    steps: int = 8,
+    bucket_bytes: Sequence[Positive] = BUCKET_BYTES,
+    flows: Sequence[Positive] | None = None,
+    steps: Positive = 8,
 ) -> Tuner:
     """Let an attachment find the size of its buckets, and its number of flows, in its first steps. Every rank calls it.
 
@@ -190,11 +190,11 @@ def autotune(
     start = (rows[0].bucket_bytes, rows[0].flows) if rows else here
     if flows is None:
         flows = plan.network.flows() if plan is not None else ()
-    counts = sorted({start[1], here[1], *(integer("flows", k, 1) for k in flows)})
+    counts = sorted({start[1], here[1], *flows})
     if engine.runtime.comm.size == 1:  # then nothing is sent
         start, counts = (start[0], here[1]), [here[1]]
     if counts != [1] and engine.setup.device.type == "cuda":
         raise ValueError(f"flows={tuple(counts)} divide what travels over gloo; on CUDA tune bucket_bytes alone")
-    wanted = sorted({start[0], *(integer("bucket_bytes", size, 1) for size in bucket_bytes)})
-    sizes = distinct(att.rules, {name: p for p, name in engine.setup.names.items()}, [start[0], *wanted])
-    return Tuner(att, start, sorted(sizes), counts, integer("steps", steps, 1))
+    wanted = [start[0], *sorted(bucket_bytes)]
+    sizes = distinct(att.rules, {name: p for p, name in engine.setup.names.items()}, wanted)
+    return Tuner(att, start, sorted(sizes), counts, steps)

@@ -8,8 +8,19 @@ import torch
 
 import baguakit as bk
 from baguakit.command import main
-from baguakit.command.demo import ALONE, BASE, CONTENDERS, broken_claims, chosen, columns, over, row
-from baguakit.command.digits import TRAINED, Digits, Result
+from baguakit.command.demo import (
+    ALONE,
+    BASE,
+    CONTENDERS,
+    TRAINED,
+    Digits,
+    Result,
+    broken_claims,
+    chosen,
+    columns,
+    over,
+    row,
+)
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 4, 10])

@@ -272,5 +272,5 @@ def test_what_cannot_be_planned_is_refused():
         the_plan(network(), flows=(4,))
     with pytest.raises(ValueError, match="tells of 1 gradients, and the model has 2"):
         the_plan(network(), compute=Compute(0.1, 0.1, 0.0, (1.0,)))
-    with pytest.raises(ValueError, match="shares of backward from 0 to 1"):
+    with pytest.raises(ValueError, match="ready is a finite number, 0 to 1"):
         Compute(0.1, 0.1, 0.0, (1.5,))

@@ -154,4 +154,7 @@ def test_an_error_on_one_rank_is_raised_on_all():
         return str(error.value)
 
     first, second = ranks(2, work)
-    assert first.startswith("seconds are 0 or more") and second == f"rank 0 could not plan: ValueError: {first}"
+    assert (
+        first.startswith("forward is a finite number, 0 or more")
+        and second == f"rank 0 could not plan: ValueError: {first}"
+    )
