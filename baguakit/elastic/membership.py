@@ -138,7 +138,7 @@ class Membership(Rounds):
 
     @contextlib.contextmanager
     def recoverable(self) -> Iterator[None]:
-        self.touch()
+        self._touched = time.monotonic()
         self._joined = None
         if self._past:
             self._past = False
@@ -161,7 +161,7 @@ class Membership(Rounds):
                 self.regroup(PeerError(self.why))
             elif self.pausing.due(self.step()):
                 self.regroup(None)
-        self.touch()
+        self._touched = time.monotonic()
 
     def _is_loss(self, error: RuntimeError) -> bool:
         """Return whether a lost rank may have caused an error: a PeerError, one of the network, or at a round's end."""
@@ -275,17 +275,15 @@ def warn_if_unused(is_used: Callable[[], bool]) -> None:
 
     def check(optimizer: Any = None, *_: Any) -> None:
         nonlocal over
-        groups = [] if optimizer is None else optimizer.param_groups
-        steps = optimizer is None or any(float(group["lr"]) for group in groups if "lr" in group)  # checkpoints: lr=0
-        if over or not (steps or is_used()):
+        groups = [{"lr": 1}] if optimizer is None else optimizer.param_groups
+        if over or is_used() or not any(float(group.get("lr", 0)) for group in groups):  # checkpoints: lr=0
             return
         over = True
-        if not is_used():
-            warnings.warn(
-                "bk.elastic.join has returned a group, and nothing is attached to it: this rank trains alone; "
-                "pass comm= to bk.attach",
-                stacklevel=2,
-            )
+        warnings.warn(
+            "bk.elastic.join has returned a group, and nothing is attached to it: this rank trains alone; "
+            "pass comm= to bk.attach",
+            stacklevel=2,
+        )
 
     register_optimizer_step_pre_hook(check)
     atexit.register(check)

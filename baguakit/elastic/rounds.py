@@ -154,7 +154,7 @@ class Rounds:
         finally:
             search.over = True
         self.why, self._monitors, self._over = "", [], threading.Event()
-        self.touch()
+        self._touched = time.monotonic()
         self.pausing = Pause(round, self.step)
         if round.rank in round.survivors():
             self._latest = (round.number, round.rank)
@@ -233,9 +233,6 @@ class Rounds:
         if self.round is not None:
             with contextlib.suppress(RuntimeError):  # without a store the round breaks
                 self.pausing.ask(1, f"{self.name} has left")
-
-    def touch(self) -> None:
-        self._touched = time.monotonic()
 
     def watch(self, monitor: Monitor) -> None:
         """Fail the monitor's work when the round ends; end the round when the monitor fails."""

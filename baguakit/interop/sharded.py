@@ -118,7 +118,6 @@ class Unit:
         name: the name of the module, or of the first of several.
         module: the module that takes the hooks.
         group: the process group over which FSDP shards; ranks reduce and gather in it.
-        replicated: whether FSDP averages over a second dimension of its mesh as well.
         shards: {meta tensor: name} for the padded shards of trainable parameters, in the order of the tensor of
             gradients; complex ones as pairs of real values. If FSDP has not scattered the gradients: all shards of the
             first rank, then all shards of the second, and so on.
@@ -127,7 +126,6 @@ class Unit:
     name: str
     module: Any
     group: Any
-    replicated: bool
     shards: dict[Tensor, str]
 
     @property
@@ -140,7 +138,7 @@ def units_of(model: nn.Module, comm: Comm | None) -> list[Unit]:
 
     Raises:
         TypeError: `fully_shard` has not been called on any module of the model.
-        ValueError: a module's parameters are sharded over several meshes.
+        ValueError: a module's parameters are sharded over several meshes, or replicated.
     """
     units, seen = [], set()
     module_names = {module: name for name, module in model.named_modules()}
@@ -164,15 +162,19 @@ def units_of(model: nn.Module, comm: Comm | None) -> list[Unit]:
             shard_group = getattr(group.mesh_info, "shard_process_group", None)
             if shard_group is None:
                 raise ValueError(f"{whose} is replicated and not sharded; use bk.interop.ddp or bk.attach")
-            replicated = getattr(group.mesh_info, "replicate_process_group", None) is not None
             ranks = members_of(shard_group)
             scattered = comm is not None and members_of(comm.group) != ranks
+            if scattered and getattr(group.mesh_info, "replicate_process_group", None) is not None:
+                raise ValueError(
+                    "this model is sharded over a mesh of two dimensions, and FSDP averages over the first itself "
+                    'before any hook; shard over the second alone: fully_shard(module, mesh=mesh["intra"])'
+                )
             shards = {
                 torch.empty(shape, dtype=torch.float32, device="meta"): own if scattered else f"{own}[{r}/{len(ranks)}]"
                 for r in range(1 if scattered else len(ranks))
                 for own, shape in shapes.items()
             }
-            units.append(Unit(name, module, shard_group, replicated, shards))
+            units.append(Unit(name, module, shard_group, shards))
     if not units:
         raise TypeError(
             f"no module of this model, a {type(model).__name__}, has been given to torch.distributed.fsdp.fully_shard"
@@ -196,11 +198,6 @@ def check_units(units: list[Unit], comm: Comm, across: bool) -> None:
         raise ValueError(
             f"ranks {both} of this group hold shards of the same parameters; shard within one dimension of a mesh and "
             'average over another: comm=bk.Comm(mesh.get_group("inter"))'
-        )
-    if across and first.replicated:
-        raise ValueError(
-            "this model is sharded over a mesh of two dimensions, and FSDP averages over the first itself before any "
-            'hook; shard over the second alone: fully_shard(module, mesh=mesh["intra"])'
         )
 
 

@@ -118,10 +118,8 @@ class BaguaStrategy(DDPStrategy):
 
     # Checkpoints
 
-    @property
-    def restore_checkpoint_after_setup(self) -> bool:
-        """Return True: a resume first attaches, and then loads the model, the optimizers and the attachment."""
-        return True
+    # A resume first attaches, and then loads the model, the optimizers and the attachment.
+    restore_checkpoint_after_setup = True
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
         """Write Lightning's file, and a file of this rank if ranks differ."""
