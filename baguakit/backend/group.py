@@ -195,10 +195,8 @@ class BaguaGroup(Methods):
         count(name, sum(x.nbytes for x in tensors) if name == "send" else 0, "exact", "not in the policy")
         message, device = Collective(label=name), tensors[0].device
         where = (*where[:-1], (where[-1] + LENGTHS * tensors[0].nbytes) % TAGS)  # as of a Comm
-        message.flight, follower = (
-            Passed([self._call(self._inner, message, name, [tensors, *where], {})]),
-            self._follower,
-        )
+        message.flight = Passed([self._call(self._inner, message, name, [tensors, *where], {})])
+        follower = self._follower
         if device.type == "cuda":  # the monitor sees the end on a lane for which nothing else waits
             self._monitor.device, follower = device, lane_of(self._monitor, device)
             follower.uses(tensors)

@@ -250,11 +250,7 @@ class ShardedLife(HookLife):
                 yield row_of(gather.ledger, name, number, gather.i, gather.values, gather.dtype)
 
     def fly(self, i: int, x: Tensor, *how: Any) -> bool:
-        """Average `x` (n,), the gradients of unit `i`, with the stage of this step. The current stream waits for it.
-
-        Returns:
-            True if a stage acts in this step.
-        """
+        """Average `x` (n,), the gradients of unit `i`; the current stream waits. Return False if no stage acts now."""
         runner = self.begin()
         if runner is None:
             return False
@@ -278,19 +274,19 @@ class ShardedLife(HookLife):
         self.fly(i, real(x).view(-1), None, None)
 
 
-class Allocator:
-    """An allocator of the tensors that FSDP sends and receives."""
+@dataclass(eq=False)
+class UnitCollective:
+    """A collective of FSDP for unit `i`; it also allocates the tensors that FSDP sends and receives."""
+
+    life: ShardedLife
+    i: int
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         return torch.empty(*size, dtype=dtype, device=device)
 
 
-@dataclass(eq=False)
-class ReduceScatter(Allocator):
-    """FSDP's reduce-scatter of unit `i`: the exact mean in steps in which no rule acts."""
-
-    life: ShardedLife
-    i: int
+class ReduceScatter(UnitCollective):
+    """FSDP's reduce-scatter: the exact mean in steps in which no rule acts."""
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
@@ -309,11 +305,9 @@ class ReduceScatter(Allocator):
 
 
 @dataclass(eq=False)
-class AllGather(Allocator):
-    """FSDP's all-gather of the weights of unit `i`, compressed, with a ledger of its sent bytes."""
+class AllGather(UnitCollective):
+    """FSDP's all-gather of the weights, compressed, with a ledger of its sent bytes."""
 
-    life: ShardedLife
-    i: int
     compressor: Compressor
     values: int = 0
     dtype: str = ""
