@@ -13,7 +13,7 @@ import math
 import pickle
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -55,14 +55,17 @@ def _framed(magic: bytes, parts: Sequence[Any]) -> bytes:
     return b"".join([HEAD.pack(magic, check), *parts])
 
 
-def _unframed(magic: bytes, stored: bytes) -> memoryview:
+def _unframed(magic: bytes, stored: bytes, read: Callable[[memoryview], Any]) -> Any:
     instance("stored", stored, (bytes, bytearray, memoryview), "bytes")
     body = memoryview(stored)[HEAD.size :]
     if len(stored) < HEAD.size or HEAD.unpack_from(stored) != (magic, zlib.crc32(body)):
         raise Corrupt(
             f"stored is {len(stored)} bytes, {describe(bytes(stored[:8]))} …, not a complete sample of this codec"
         )
-    return body
+    try:
+        return read(body)
+    except Exception as error:
+        raise Corrupt(f"the sample cannot be read: {type(error).__name__}: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -86,16 +89,7 @@ class Plain(Codec):
         return _framed(PLAIN, [struct.pack("<Q", len(header)), header, *buffers])
 
     def decode(self, stored: bytes) -> Any:
-        body = _unframed(PLAIN, stored)
-        try:
-            (length,) = struct.unpack_from("<Q", body)
-            tree, sizes = json.loads(bytes(body[8 : 8 + length]))
-            ends = np.cumsum([8 + length, *sizes]).tolist()
-            if ends[-1] != len(body):
-                raise Corrupt("the header gives another length of the buffers")
-            return _sample(tree, [body[a:b] for a, b in itertools.pairwise(ends)])
-        except Exception as error:
-            raise Corrupt(f"the sample cannot be read: {type(error).__name__}: {error}") from error
+        return _unframed(PLAIN, stored, _read)
 
 
 @dataclass(frozen=True)
@@ -115,11 +109,7 @@ class Pickle(Codec):
             raise TypeError(f"the sample cannot be pickled ({type(error).__name__}: {error})") from error
 
     def decode(self, stored: bytes) -> Any:
-        body = _unframed(PICKLED, stored)
-        try:
-            return pickle.loads(body)
-        except Exception as error:
-            raise Corrupt(f"the sample cannot be unpickled: {type(error).__name__}: {error}") from error
+        return _unframed(PICKLED, stored, pickle.loads)
 
 
 def _tree(x: Any, buffers: list[Any], where: str) -> Any:
@@ -163,6 +153,15 @@ def _refusal(where: str, what: str) -> TypeError:
         f"{where} is {what}, which cannot be stored; return tensors, arrays, bytes or plain containers,"
         " or pass codec=Pickle() if nobody else can write to the store"
     )
+
+
+def _read(body: memoryview) -> Any:
+    (length,) = struct.unpack_from("<Q", body)
+    tree, sizes = json.loads(bytes(body[8 : 8 + length]))
+    ends = np.cumsum([8 + length, *sizes]).tolist()
+    if ends[-1] != len(body):
+        raise Corrupt("the header gives another length of the buffers")
+    return _sample(tree, [body[a:b] for a, b in itertools.pairwise(ends)])
 
 
 def _sample(tree: Any, buffers: list[memoryview]) -> Any:

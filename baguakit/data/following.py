@@ -40,13 +40,9 @@ class Followed(Generic[T]):
         self._places: dict[int, Position] = {}  # by epoch: where passes begin that a change has made
         self._from = self._latest = -1  # the epoch in which this rank joined; the epoch of the latest pass
         self._planned: dict[Stretch, Shares] = {}
-        self._sit(rank, size)
+        self.rank, self.num_replicas = rank, size
         self._now = self._first(0)
         self._resumed: Position | None = None  # the start of the next pass, if it resumes one
-
-    def _sit(self, rank: int, size: int) -> None:
-        """Set the rank of this process and the number of ranks."""
-        self.rank, self.num_replicas = rank, size
 
     @abstractmethod
     def _steps(self, samples: Indices, ranks: int, rng: np.random.Generator, epoch: int) -> list[Batches]:
@@ -261,7 +257,7 @@ class Followed(Generic[T]):
         self._since = self._count()  # when the record began
         att.on_regroup(self._changed)
         if self._record is None:
-            self._sit(comm.rank, comm.size)  # which may have changed since
+            self.rank, self.num_replicas = comm.rank, comm.size  # which may have changed since
             self._resume(now.stretch, now.stretch.behind[now.rank] + now.drawn)
 
     def _changed(self, change: Any) -> None:
@@ -296,7 +292,7 @@ class Followed(Generic[T]):
         self._places = {epoch: self._first(epoch) for epoch in before}
         self._places.update({each.epoch: Position(each, rank) for each in record.passes})
         self._record, self._since = record, self._count()
-        self._sit(rank, len(first.behind))
+        self.rank, self.num_replicas = rank, len(first.behind)
         if joined and now.base is None:  # it has not drawn any
             self._from = self.epoch = first.epoch
             self._now = now = self._first(self.epoch)

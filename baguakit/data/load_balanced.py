@@ -78,12 +78,6 @@ class LoadBalancedSampler(Followed[int], DistributedSampler[int]):
         self._begin(mine, size, comm, measure, shuffle, seed, drop_last, random_level)
         self.dataset = dataset  # type: ignore[assignment]
 
-    def _sit(self, rank: int, size: int) -> None:
-        super()._sit(rank, size)
-        n = len(self.costs)
-        self.num_samples = n // size if self.drop_last else -(-n // size)
-        self.total_size = self.num_samples * size
-
     def _steps(self, samples: Indices, ranks: int, rng: np.random.Generator, epoch: int) -> list[Batches]:
         count = len(samples) // ranks * ranks if self.drop_last else -(-len(samples) // ranks) * ranks
         sorted_ = by_cost(np.resize(samples, count), self.costs, self.random_level, rng)
@@ -181,10 +175,6 @@ def membership(num_replicas: int | None, rank: int | None, group: Any) -> tuple[
 
     The returned group is None if there is none, if it is always one rank, or if it has another rank or size than asked.
     `known` is whether the processes of all ranks are known: False if a group of several ranks has another rank or size.
-
-    Raises:
-        TypeError: `group` is neither a `Comm` nor a process group of which this process is a member.
-        ValueError: `rank` or `num_replicas` is out of range.
     """
     try:
         comm = group if isinstance(group, Comm) else Comm(group)
@@ -203,11 +193,7 @@ def membership(num_replicas: int | None, rank: int | None, group: Any) -> tuple[
 
 
 def complexities(dataset: Sized, complexity: Complexity, comm: Comm | None, known: bool) -> Costs:
-    """Return the cost of every sample, float64 of shape (len(dataset),), equal on all ranks.
-
-    A function is called once per sample: the ranks divide the pass over the dataset (collective). Errors are as in
-    `LoadBalancedSampler`.
-    """
+    """Return the cost of every sample, (len(dataset),), equal on all ranks; they divide the calls of a function."""
     if not isinstance(dataset, Sized):
         raise TypeError(f"dataset is one that has a length, not {type(dataset).__name__}; pass one with __len__")
     n = len(dataset)

@@ -72,8 +72,8 @@ class RedisStore(Store):
         prefix: str = "baguakit",
     ) -> None:
         files = {"ca_file": ca_file, "cert_file": cert_file, "key_file": key_file}
-        given = {name: text(name, value) for name, value in files.items() if value is not None}
-        tls = truth("tls", tls) or "ca_file" in given or "cert_file" in given
+        self._tls_options = {TLS_NAMES[name]: text(name, value) for name, value in files.items() if value is not None}
+        tls = truth("tls", tls) or ca_file is not None or cert_file is not None
         many = isinstance(hosts, Sequence) and not isinstance(hosts, (str, bytes))
         if not many and not isinstance(hosts, str):
             raise TypeError(f"hosts is a Redis address or a list of them, not of type {type(hosts).__name__}")
@@ -90,7 +90,6 @@ class RedisStore(Store):
             raise ValueError("password has characters that UTF-8 cannot write")
         options = {"username": user, "password": password, "db": integer("db", db, 0, (1 << 31) - 1)}
         self._options = {name: value for name, value in options.items() if value is not None}
-        self._tls_options = {TLS_NAMES[name]: value for name, value in given.items()}
         self.timeout = real("timeout", timeout, above=0, most=LONGEST)
         self.retry_seconds = real("retry_seconds", retry_seconds, least=0, most=LONGEST)
         most = int(LONGEST)
@@ -211,8 +210,7 @@ class RedisStore(Store):
 def address(name: str, given: Any, tls: bool) -> tuple[str, str]:
     """Return the URL of a server for the redis package, and its address without user and password.
 
-    Raises:
-        TypeError, ValueError: the address is invalid; the message does not show the password.
+    Messages of errors do not show the password.
     """
     if not isinstance(given, str):
         raise TypeError(f"{name} is a Redis address, {KINDS}, not of type {type(given).__name__}")
