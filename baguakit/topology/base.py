@@ -180,7 +180,37 @@ class Topology(ABC):
         period = self.period(size := self._ranks(size))
         count = min(period, 8) if rounds is None else integer("rounds", rounds, 1, 256)
         matrices = [self.matrix(size, round) for round in range(count)]
-        return draw(repr(self), matrices, period, self.rounds_to_exactness(size))
+        try:
+            from matplotlib.colors import PowerNorm
+            from matplotlib.figure import Figure
+        except ModuleNotFoundError as missing:
+            raise ModuleNotFoundError("drawing a topology needs matplotlib: pip install matplotlib") from missing
+        panel = 2.6 if size <= 16 else 3.4  # inches
+        down = ceil(count / MOST_ACROSS)
+        rows, columns = (1, 2) if count == 1 else (2 * down, ceil(count / down))
+        figure = Figure(figsize=(1.1 * columns * panel, rows * panel + 0.8), layout="constrained")
+        axes = figure.subplots(rows, columns, squeeze=False)
+        graphs, tables = ([*axes[first::2].flat] if count > 1 else [axes[0, first]] for first in (0, 1))
+
+        # The square root keeps 1/n distinguishable from 0.
+        shades = PowerNorm(0.5, vmin=0, vmax=1 if size <= SMALL else 1.2 * max(float(w.max()) for w in matrices))
+        for axis in axes.flat:
+            axis.set_axis_off()
+        for round, (mixing, graph, table) in enumerate(zip(matrices, graphs, tables, strict=False)):
+            graph.set_title(f"round {round}" if count > 1 else "", fontsize=10)
+            _draw_graph(graph, mixing)
+            image = _draw_matrix(table, mixing, shades)
+        if size > SMALL:
+            figure.colorbar(image, ax=tables[:count], shrink=0.75, label="weight", pad=0.02, format="%.2g")
+
+        facts = f"first {count} rounds" + (f" of {period}" if period < 1 << 32 else "")
+        if count >= period:
+            facts = f"repeats after {period} rounds" if period > 1 else "the same in every round"
+        if exact := self.rounds_to_exactness(size):
+            facts += f" · exact after {exact}" if period > 1 else " · exact after one"
+        name = repr(self) if len(repr(self)) <= 40 else f"{type(self).__name__}(…)"
+        figure.suptitle(f"{name} on {size} rank{'s' * (size > 1)}\n{facts}", fontsize=11)
+        return figure
 
     def __repr__(self) -> str:
         return expression(self)
@@ -191,46 +221,6 @@ def has_unit_sums(mixing: NDArray[np.float64], across: bool = True) -> bool:
     # fsum rounds once: the sum has no error of additions, only the error of the weights.
     lines = (*mixing.T, *mixing) if across else mixing.T
     return bool((mixing >= 0).all()) and all(abs(fsum(line) - 1) <= 1e-15 for line in lines)
-
-
-def draw(name: str, matrices: list[NDArray[np.float64]], period: int, exact: int | None) -> "Figure":
-    """Draw the graph of each round, and its mixing matrix below.
-
-    `name` is the expression of the topology; `exact` is the number of rounds that give the exact mean, or None.
-    """
-    try:
-        from matplotlib.colors import PowerNorm
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as missing:
-        raise ModuleNotFoundError("drawing a topology needs matplotlib: pip install matplotlib") from missing
-
-    count, size = len(matrices), len(matrices[0])
-    panel = 2.6 if size <= 16 else 3.4  # inches
-    down = ceil(count / MOST_ACROSS)
-    rows, columns = (1, 2) if count == 1 else (2 * down, ceil(count / down))
-    figure = Figure(figsize=(1.1 * columns * panel, rows * panel + 0.8), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False)
-    graphs, tables = ([*axes[first::2].flat] if count > 1 else [axes[0, first]] for first in (0, 1))
-
-    # The square root keeps 1/n distinguishable from 0.
-    shades = PowerNorm(0.5, vmin=0, vmax=1 if size <= SMALL else 1.2 * max(float(w.max()) for w in matrices))
-    for axis in axes.flat:
-        axis.set_axis_off()
-    for round, (mixing, graph, table) in enumerate(zip(matrices, graphs, tables, strict=False)):
-        graph.set_title(f"round {round}" if count > 1 else "", fontsize=10)
-        _draw_graph(graph, mixing)
-        image = _draw_matrix(table, mixing, shades)
-    if size > SMALL:
-        figure.colorbar(image, ax=tables[:count], shrink=0.75, label="weight", pad=0.02, format="%.2g")
-
-    facts = f"first {count} rounds" + (f" of {period}" if period < 1 << 32 else "")
-    if count >= period:
-        facts = f"repeats after {period} rounds" if period > 1 else "the same in every round"
-    if exact:
-        facts += f" · exact after {exact}" if period > 1 else " · exact after one"
-    short = name if len(name) <= 40 else f"{name.partition('(')[0]}(…)"
-    figure.suptitle(f"{short} on {size} rank{'s' * (size > 1)}\n{facts}", fontsize=11)
-    return figure
 
 
 def _draw_graph(axes: "Axes", mixing: NDArray[np.float64]) -> None:

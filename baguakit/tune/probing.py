@@ -140,9 +140,8 @@ def probe(
 
     codecs = zip(*(network.codecs for network in networks), strict=True)
     found = tuple(slowest(each, "compress", "decompress", "reduce") for each in codecs)
-    threads = min(network.threads for network in networks)
     network: Network = slowest(networks, "copy", "launch", "crowding")
-    return replace(network, threads=threads, codecs=found)
+    return replace(network, threads=min(each.threads for each in networks), codecs=found)
 
 
 def now(device: torch.device) -> float:
