@@ -89,27 +89,23 @@ def load_runners(
     only its round is loaded, and the rule begins anew. The state of parameters that are not in `saved` is made from
     their present weights, unless the states have just been `made`.
     """
-    kinds = [{carry for s in each.states for _, _, carry in remembered(each.rule.stage, s)} for each in runners]
-    anew = [not same_ranks and "anew" in kind for kind in kinds]
     for i, runner in enumerate(runners):
-        rule = saved[str(i)]
+        rule, kept = saved[str(i)], (each for state in runner.states for each in remembered(runner.rule.stage, state))
+        anew = not same_ranks and any(carry == "anew" for _, _, carry in kept)
         runner.drop()
-        if not (anew[i] or made) and any(names[p] not in rule["parameters"] for p in runner.params()):
+        if anew:
+            log.warning("%r begins anew from the weights as they are: ranks have changed", runner.rule)
+        if not made and (anew or any(names[p] not in rule["parameters"] for p in runner.params())):
             runner.make_states()
         if runner.journal is not None:  # of flights that are dropped, and states that are no more
             runner.journal = []
         runner.round, runner.to_average = int(rule["round"]), []
-        for b in range(0 if anew[i] else len(runner.buckets)):
+        for b in range(0 if anew else len(runner.buckets)):
             load_bucket(runner, b, names, rule, same_ranks)
         if isinstance(runner, GradientRunner):
             load_delayed(runner, names, rule["parameters"], same_ranks)
         elif isinstance(runner, WeightRunner):
             runner.launched = rule.get("launched")
-    for i, runner in enumerate(runners):
-        if anew[i]:
-            log.warning("%r begins anew from the weights as they are: ranks have changed", runner.rule)
-            if not made:
-                runner.make_states()
 
 
 def load_bucket(runner: RuleRunner, i: int, names: Names, saved: Mapping[str, Any], same_ranks: bool) -> None:
@@ -122,11 +118,10 @@ def load_bucket(runner: RuleRunner, i: int, names: Names, saved: Mapping[str, An
     make_missing(state, saved, bucket, names)
     for path, tensor, carry in remembered(runner.rule.stage, state):
         if carry is not None:
-            if (loaded := gathered(parameters, bucket, names, path, tensor)) is not None:
-                tensor.copy_(loaded)
-                if not same_ranks and carry == "zero":
+            if fill_(tensor, parameters, bucket, names, path) and not same_ranks:
+                if carry == "zero":
                     tensor.zero_()
-                if not same_ranks and carry == "mean" and tensor.dim():
+                elif carry == "mean" and tensor.dim():
                     runner.to_average.append(tensor)
         elif not same:
             log.warning("%r makes %s of bucket %d anew: buckets or ranks have changed", runner.rule, path, i)
@@ -139,11 +134,11 @@ def load_bucket(runner: RuleRunner, i: int, names: Names, saved: Mapping[str, An
                 f"this state holds a tensor {tuple(found.shape)} as {i}.{path} of {runner.rule!r}, and "
                 f"{tuple(tensor.shape)} is here; load it into a model of the same shapes, or begin without it"
             )
-    result = gathered(parameters, bucket, names, "flight.result", bucket.flat) if same_ranks else None
-    if result is not None:
-        before = gathered(parameters, bucket, names, "flight.before", bucket.flat)
-        if before is None and runner.rule.mix is None:
-            before = bucket.now()
+    result = bucket.flat.clone()
+    if same_ranks and fill_(result, parameters, bucket, names, "flight.result"):
+        now = bucket.now()
+        told = fill_(now, parameters, bucket, names, "flight.before")
+        before = now if told or runner.rule.mix is None else None
         label = f"{runner.label}, bucket {i}, from a checkpoint"
         flight = runner.channel.lane.run(lambda: result)
         runner.air[i] = BucketFlight(
@@ -156,32 +151,30 @@ def load_delayed(runner: GradientRunner, names: Names, parameters: Mapping[str, 
     known = parameters if same_ranks or runner.rule.stage.same_on_all_ranks else {}
     for k, delayed in enumerate(runner.ring):
         for bucket in delayed.buckets:
-            if (result := gathered(known, bucket, names, f"flight.{k}.result", bucket.flat.zero_())) is not None:
-                bucket.flat.copy_(result)
+            fill_(bucket.flat.zero_(), known, bucket, names, f"flight.{k}.result")
         used = [known.get(names[p], {}).get(f"flight.{k}.used", True) for p in runner.params()]
         delayed.flags.mine, delayed.flags.rows = [int(each) for each in used], None
 
 
-def gathered(parameters: Mapping[str, Any], bucket: Bucket, names: Names, path: str, like: Tensor) -> Tensor | None:
-    """Join the pieces of an elementwise tensor in the layout of `like`. Return None if no parameter has a piece.
+def fill_(x: Tensor, parameters: Mapping[str, Any], bucket: Bucket, names: Names, path: str) -> bool:
+    """Copy what was saved at `path` to a tensor of a bucket. Return False if no parameter has it.
 
-    A new parameter has no piece and keeps its values in `like`.
+    A new parameter has no piece of an elementwise tensor, and keeps its values.
     """
     parts = [parameters.get(names[p], {}).get(path) for p in bucket.params]
-    if all(part is None for part in parts):
-        return None
-    if like.shape != bucket.flat.shape:
-        return torch.as_tensor(next(part for part in parts if part is not None), device=like.device)
-    flat = like.clone()
-    for p, view, part in zip(bucket.params, pieces(flat, bucket.params), parts, strict=True):
-        if part is not None and part.shape != view.shape:
-            raise ValueError(
-                f"this state holds {tuple(part.shape)} of {names[p]}, and {tuple(view.shape)} is here; "
-                "shards are resumed with as many as there were"
-            )
-        if part is not None:
-            view.copy_(part)
-    return flat
+    found = [part for part in parts if part is not None]
+    if found and x.shape != bucket.flat.shape:
+        x.copy_(found[0])
+    elif found:
+        for p, view, part in zip(bucket.params, pieces(x, bucket.params), parts, strict=True):
+            if part is not None and part.shape != view.shape:
+                raise ValueError(
+                    f"this state holds {tuple(part.shape)} of {names[p]}, and {tuple(view.shape)} is here; "
+                    "shards are resumed with as many as there were"
+                )
+            if part is not None:
+                view.copy_(part)
+    return bool(found)
 
 
 def whole_of(saved: Mapping[str, Any], names: Names) -> set[str]:

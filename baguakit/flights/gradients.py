@@ -23,7 +23,7 @@ from ..keeping import Joint
 from ..kernels.operators import uploaded
 from ..lanes import Phases
 from ..primitives import mean_
-from ..stages import Stage, State, call_stage
+from ..stages import Stage, call_stage
 from ..stages.base import in_phases
 from .runner import BucketFlight, RuleRunner
 
@@ -173,14 +173,16 @@ class GradientRunner(RuleRunner):
             if flags is not None:
                 comm, arrived = flags.begin(flat, comm)
             with NOTHING if joint is None else joint.flight(state, self.guards, lambda: flat, whose=(self, i)):
-                if not self.in_phases:
-                    call_unscaled(stage, flat, state, comm, scale)
+                if scale is not None:
+                    flat.mul_(scale.reciprocal())
+                if self.in_phases:
+                    result = yield from in_phases(stage, flat, state, comm, self.channel.check)
                 else:
-                    if scale is not None:
-                        flat.mul_(scale.reciprocal())
-                    flat.copy_((yield from in_phases(stage, flat, state, comm, self.channel.check)))
-                    if scale is not None:
-                        flat.mul_(scale)
+                    result = call_stage(stage, flat, state, comm)
+                if result is not flat:
+                    flat.copy_(result)
+                if scale is not None:
+                    flat.mul_(scale)
             if arrived is not None:
                 arrived()
             return flat
@@ -289,27 +291,6 @@ class GradientRunner(RuleRunner):
             return added > 0
         # Zeroed or clipped. If the gradients that this backward has not reached yet are all 0, they were zeroed.
         return any(bool(view.any()) for p, view in pairs if p not in reached)
-
-
-def call_unscaled(
-    stage: Stage,
-    x: Tensor,
-    state: State,
-    comm: Comm,
-    scale: Tensor | None,
-    mean: Callable[..., Tensor] | None = None,
-    out: Tensor | None = None,
-) -> Tensor:
-    """Call the stage, or `mean(stage, x, state, comm)`, without the loss scale: divide by it before, multiply after.
-
-    The gradients `x` are overwritten. The result is written to `out`, by default to `x`.
-    """
-    if scale is not None:
-        x.mul_(scale.reciprocal())
-    out, result = x if out is None else out, (mean or call_stage)(stage, x, state, comm)
-    if result is not out:
-        out.copy_(result)
-    return out if scale is None else out.mul_(scale)
 
 
 @torch.no_grad()

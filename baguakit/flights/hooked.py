@@ -10,9 +10,8 @@ from torch import Tensor
 from ..buckets import Bucket
 from ..comm import Comm
 from ..keeping import Joint
-from ..stages import Stage
+from ..stages import Stage, call_stage
 from .checkpoint import load_bucket, save_runner, whole_of
-from .gradients import call_unscaled
 from .runner import RuleRunner
 
 
@@ -84,8 +83,9 @@ class HookRunner(RuleRunner):
         out: Tensor | None = None,
         landed: Callable[[Tensor], Any] = lambda x: None,
     ) -> None:
-        """Launch bucket `i`, without the `scale` of the loss. The mean is written to `out`, by default in place.
+        """Launch bucket `i`, without the `scale` of the loss: divide by it before the stage, and multiply after.
 
+        The bucket is overwritten. The mean is written to `out`, by default in place.
         On the lane, `mean(stage, x, state, comm)` replaces the call of the stage. Then `landed` is called with the
         result, even after a failure. `joint` decides which state the flight keeps.
         """
@@ -94,11 +94,18 @@ class HookRunner(RuleRunner):
         state = self.states[i]
 
         def fly(stage: Stage, flat: Tensor, comm: Comm) -> None:
+            target = flat if out is None else out
             try:
                 with contextlib.nullcontext() if joint is None else joint.flight(state, self.guards, lambda: flat):
-                    call_unscaled(stage, flat, state, comm, scale, mean, out)
+                    if scale is not None:
+                        flat.mul_(scale.reciprocal())
+                    result = (mean or call_stage)(stage, flat, state, comm)
+                    if result is not target:
+                        target.copy_(result)
+                    if scale is not None:
+                        target.mul_(scale)
             finally:
-                landed(flat if out is None else out)
+                landed(target)
 
         self.launch(i, step, fly)
 

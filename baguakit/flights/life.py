@@ -79,11 +79,6 @@ class Logbook:
     """The latest steps on this rank, recorded by hooks.
 
     Reading a time costs a clock call or, on CUDA, an event in the stream of training. Nothing waits for it.
-
-    Attributes:
-        now: a function that returns the current moment; it returns None if nothing is recorded.
-        parts: the parts of the current step, each with its name, begin and end.
-        accumulated: whether gradients were accumulated under `no_sync` in the current step.
     """
 
     device: torch.device  # of the recorded moments
@@ -92,13 +87,13 @@ class Logbook:
 
     def __post_init__(self) -> None:
         clock = time.perf_counter if self.device.type == "cpu" else partial(moment, self.device)
-        self.now: Callable[[], Moment] = clock if self.on else lambda: None
+        self.now: Callable[[], Moment] = clock if self.on else lambda: None  # the current moment
         self.clear()
 
     def clear(self) -> None:
         """Forget all steps, and begin one now."""
         self.steps.clear()
-        self.parts: list[tuple[str, Moment, Moment]] = []
+        self.parts: list[tuple[str, Moment, Moment]] = []  # of the current step, as in its `StepRecord`
         self.accumulated, self._since = False, self.now()
 
     def step_ended(self, step: int) -> None:
@@ -208,8 +203,6 @@ class Life(Generic[AnySetup]):
         """Do `work(comm)` on the first lane, on all ranks, and return its result. See `Channel.begin`."""
         return self.runtime.channels[0].together(label, work, meet)
 
-    # A backward
-
     def acting(self) -> list[Any]:
         """Return the runners of rules on gradients that act in this step."""
         step = self.clock.step
@@ -225,8 +218,6 @@ class Life(Generic[AnySetup]):
         self.decisions.begin(acting)
         failed = [runner.arrive_all() for runner in acting]
         return any(failed)
-
-    # The state
 
     def check(self) -> None:
         """Raise the PeerError that the monitor has found, if any. On a GPU, later results may be unfinished sums.
@@ -259,8 +250,6 @@ class Life(Generic[AnySetup]):
 
     def load(self, state: dict[str, Any], same_ranks: bool) -> None:
         raise NotImplementedError
-
-    # The end
 
     def finish(self) -> None:
         """Remove the hooks, wait for flights in the air, and close groups and threads. Idempotent."""

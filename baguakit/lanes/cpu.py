@@ -109,11 +109,7 @@ def _fly_all(work: "queue.SimpleQueue[CpuFlight | None]") -> None:
 
 
 class CpuFlight(Flight):
-    """Work of a thread, which calls `fly` and `finish`.
-
-    Attributes:
-        lane: for work in phases: they alternate between this lane and the lane beside it. None: no phases.
-    """
+    """Work of a thread, which calls `fly` and `finish`. Phases alternate between `lane`, if any, and that beside it."""
 
     def __init__(self, work: Callable[[], Any], name: str, lane: CpuLane | None = None) -> None:
         self._work: Callable[[], Any] | None = work
