@@ -89,14 +89,6 @@ class Bucket:
         padded, n = f", {padding} of them padding" * (padding > 0), len(self.params)
         return f"<Bucket of {n} parameter{'s' * (n != 1)}: {self.flat.numel():,} values{padded}, {kind}>"
 
-    @property
-    def shapes(self) -> list[torch.Size]:
-        """The shapes of the parameters in `flat`, in order; empty for a bucket of a tensor without parameters.
-
-        The shape of a complex parameter gets a last dimension of 2: the real and the imaginary part.
-        """
-        return [piece.shape for piece in pieces(self.flat, self.params)]
-
     @torch.no_grad()
     def load(self, what: What) -> Tensor:
         """Copy the gradients or the weights to `flat`, and return it. A gradient of None counts as zero."""

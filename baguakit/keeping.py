@@ -97,13 +97,13 @@ def restored(x: Tensor, kept: Tensor) -> Tensor:
     return x if x.dtype == kept.dtype else x.to(kept.dtype).add_(kept - kept.to(x.dtype))
 
 
-def tensors_of(state: Any) -> Iterator[Tensor]:
-    """Yield the tensors of a nested dict."""
+def tensors_of(state: Any, at: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Yield (path, tensor) for the tensors of a nested dict; paths begin with `at`."""
     if isinstance(state, Tensor):
-        yield state
+        yield at, state
     elif isinstance(state, Mapping):
-        for value in state.values():
-            yield from tensors_of(value)
+        for name, value in state.items():
+            yield from tensors_of(value, f"{at}.{name}")
 
 
 @dataclass(eq=False)
@@ -140,7 +140,7 @@ class Joint:
             result: a function that returns the result of the flight. It is called when the body has ended.
             whose: any object that identifies this state. `settle` passes it to `where`.
         """
-        before = [] if guarded else [(tensor, self.copy_of(tensor).copy_(tensor)) for tensor in tensors_of(state)]
+        before = [] if guarded else [(tensor, self.copy_of(tensor).copy_(tensor)) for _, tensor in tensors_of(state)]
         outer, held = _deciding.get(), _Held(self, whose)
         mine = held if guarded else None
         _deciding.set(mine)

@@ -59,7 +59,6 @@ import torch
 from torch import Tensor
 
 from ..arguments import Decay, Positive, Range, check_fields, checked, pair
-from ..buckets import Bucket
 from ..comm import Comm
 from ..compressors import Compressor, MinMaxUInt8, TopK
 from ..compressors.base import check_dense
@@ -141,7 +140,6 @@ class TrackedMean(Around):
 
     momentum: Decay = 0.0
     averages: ClassVar[bool] = False  # to h, which is no mean of these gradients, a second backward cannot add its own
-    elementwise: ClassVar[Mapping[str, Carry]] = {"own": "zero", "mean": "zero", "v": "keep"}  # else h ≠ ⟨h_r⟩
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -155,10 +153,10 @@ class TrackedMean(Around):
     def copies(self) -> float:  # type: ignore[override]
         return 13 if self.momentum else 10
 
-    def init(self, bucket: Bucket, comm: Comm) -> State:
-        names = ["own", "mean", *(["v"] if self.momentum else [])]
-        state: State = {name: torch.zeros_like(bucket.flat, dtype=torch.float32) for name in names}
-        return state | {"inner": self.inner.init(bucket, comm)}
+    @property
+    def elementwise(self) -> Mapping[str, Carry]:  # type: ignore[override]
+        own: dict[str, Carry] = {"own": "zero", "mean": "zero"}  # with other ranks h would not be ⟨h_r⟩
+        return own | {"v": "keep"} if self.momentum else own
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         own, mean, found = state["own"], state["mean"], dict[str, Tensor]()
@@ -207,7 +205,6 @@ class AdamDirection(Stage):
     error_feedback: bool = False
     same_on_all_ranks: ClassVar[bool] = True
     keeps: ClassVar[bool] = True
-    elementwise: ClassVar = {"m": "keep", "v": "keep", "residual": "mean"}
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -217,10 +214,10 @@ class AdamDirection(Stage):
     def multiple_of(self, comm: Comm) -> int:
         return 64 * comm.size
 
-    def init(self, bucket: Bucket, comm: Comm) -> State:
-        self.prepare(bucket.flat, comm)
-        names = ["m", "v", *(["residual"] if self.error_feedback else [])]
-        return {name: torch.zeros_like(bucket.flat, dtype=torch.float32) for name in names}
+    @property
+    def elementwise(self) -> Mapping[str, Carry]:  # type: ignore[override]
+        moments: dict[str, Carry] = {"m": "keep", "v": "keep"}
+        return moments | {"residual": "mean"} if self.error_feedback else moments
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         (beta1, beta2), t = self.betas, comm.step + 1

@@ -66,13 +66,13 @@ from torch import Tensor
 from ..arguments import Natural, checked, describe, instance, integer, message, real
 from ..buckets import Bucket
 from ..comm import Comm
-from ..costs import Cost, Load, Place
 from ..expressions import written
 from ..keeping import finite, update_if_finite_, wide_copy
 from ..lanes import temporaries
 from ..rules import Algorithm, Fragment, after_step, during_backward, free_running
 from ..schedules import Bound, Every
 from ..stages import Mean, Stage, State
+from ..stages.means import Around
 
 
 @checked
@@ -103,7 +103,7 @@ def async_model_average(warmup_steps: Natural = 0, interval: float = 0.0) -> Alg
 
 
 @dataclass(frozen=True, repr=False, init=False)
-class OuterStep(Stage):
+class OuterStep(Around):
     """Δ ← inner(a − x);  a ← a step of `optimizer` on a with gradient Δ;  x ← a.
 
     If `inner` does not give all ranks the same result, each rank has its own anchor, and Δ ← a − inner(x) reduces their
@@ -116,10 +116,9 @@ class OuterStep(Stage):
     """
 
     optimizer: type[torch.optim.Optimizer]
-    inner: Stage
     options: tuple[tuple[str, Any], ...]
-
-    keeps: ClassVar[bool] = True
+    averages: ClassVar[bool] = False
+    copies: ClassVar[float] = 11
     elementwise: ClassVar = {"anchor": "mean", "outer": "mean"}
     follows: ClassVar[tuple[str, ...]] = ("anchor",)
 
@@ -139,10 +138,6 @@ class OuterStep(Stage):
             given = ", ".join(f"{name}={describe(value)}" for name, value in options.items())
             raise kind(f"{optimizer.__name__} cannot be made with the options {given}: {error}") from error
         vars(self).update(optimizer=optimizer, inner=inner, options=tuple(options.items()))
-
-    @property
-    def same_on_all_ranks(self) -> bool:  # type: ignore[override]
-        return self.inner.same_on_all_ranks
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
         return {"anchor": wide_copy(bucket.flat), "outer": {}, "inner": self.inner.init(bucket, comm)}
@@ -169,11 +164,6 @@ class OuterStep(Stage):
                         outer[name] = torch.zeros_like(value)
                     update_if_finite_(outer[name], value, where=ok.to(value.device))
             return x.copy_(stepped)
-
-    def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of `inner`, on data in fp32 at least, plus the time of copying such data 11 times."""
-        wide = load.fp32
-        return self.inner.cost(wide, place) + place.copies(11, wide.size)
 
     def __repr__(self) -> str:
         name = f"{self.optimizer.__module__}.{self.optimizer.__qualname__}"

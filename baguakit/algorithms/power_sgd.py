@@ -36,30 +36,29 @@ from ..stages.means import Average
 
 
 class MatrixSpan(NamedTuple):
-    """The span of a matrix in a flat tensor, of shape (outer, rows, inner); it has outer × inner columns."""
+    """The span of a matrix in a flat tensor: its rows, and the dimensions of its columns in the order of memory."""
 
     at: int
-    outer: int
-    rows: int
-    inner: int
+    shape: torch.Size
+    stride: tuple[int, ...]
 
     @property
     def end(self) -> int:
         """Return the index after its last value."""
-        return self.at + self.outer * self.rows * self.inner
+        return self.at + self.shape.numel()
 
     def of(self, x: Tensor) -> Tensor:
-        """Return the matrix in `x` as a view (rows, outer, inner)."""
-        return x[self.at : self.end].view(self.outer, self.rows, self.inner).transpose(0, 1)
+        """Return the values in `x` as a view of `shape`."""
+        return x[self.at : self.end].as_strided(self.shape, self.stride)
 
     def matrix(self, x: Tensor) -> Tensor:
         """Return the matrix (rows, columns): a view, or a copy if the rows lie between the other dimensions."""
-        return self.of(x).reshape(self.rows, self.outer * self.inner)
+        return self.of(x).flatten(1)
 
     def put_(self, x: Tensor, matrix: Tensor) -> None:
         """Copy the matrix back into `x` if `matrix` returned a copy."""
-        if self.outer > 1 < self.inner:
-            self.of(x).copy_(matrix.view(self.rows, self.outer, self.inner))
+        if self.stride[-1] < self.stride[0] < self.stride[1]:
+            self.of(x).copy_(matrix.view(self.shape))
 
 
 @dataclass(frozen=True, repr=False)
@@ -83,13 +82,13 @@ class LowRankMean(Declared, Average):
         draw = torch.Generator().manual_seed(comm.key(shared=True))
         for view in pieces(bucket.flat, bucket.params):
             if view.dim() > 1 and view.numel():
-                m, k = view.shape[0], view.numel() // view.shape[0]
+                m, k = len(view), view.numel() // len(view)
+                order = sorted(range(1, view.dim()), key=view.stride, reverse=True)
                 factor = torch.randn(k, min(self.rank, m, k), dtype=torch.float32, generator=draw)
-                outer, inner = around_first(view)
-                order = [dim - 1 for dim in (*outer, *inner)]
-                factor = factor.view(*view.shape[1:], -1).permute(*order, len(order)).reshape(k, -1)
+                factor = factor.view(*view.shape[1:], -1).permute(*(dim - 1 for dim in order), -1).reshape(k, -1)
                 q[str(len(layout))] = factor.to(bucket.flat.device)
-                layout.append(MatrixSpan(at, *(math.prod(view.shape[d] for d in dims) for dims in (outer, [0], inner))))
+                span = view.permute(0, *order)
+                layout.append(MatrixSpan(at, span.shape, span.stride()))
             at += view.numel()
         return {"layout": layout, "q": q}
 
@@ -110,7 +109,7 @@ class LowRankMean(Declared, Average):
         matrices = [span.matrix(wide) for span in layout]
         vectors = exact if wide is x else []  # in the message of the P
         shapes = [piece.shape for piece in vectors]
-        shapes += [torch.Size((span.rows, factor.shape[1])) for span, factor in zip(layout, known, strict=True)]
+        shapes += [torch.Size((span.shape[0], factor.shape[1])) for span, factor in zip(layout, known, strict=True)]
         # On CPUs, Q is sent as Qᵀ = Pᵀ M, because Mᵀ P takes three times as long.
         shapes += [factor.shape if x.is_cuda else factor.T.shape for factor in known]
         lengths = [math.prod(shape) for shape in shapes]
@@ -180,14 +179,6 @@ def orthonormal(matrices: list[Tensor], together: bool) -> list[Tensor]:
         for i, factor in zip(members, torch.linalg.qr(stack).Q, strict=True):
             found[i] = factor
     return found
-
-
-def around_first(view: Tensor) -> tuple[list[int], list[int]]:
-    """Return the dimensions with larger strides than the first dimension, and the others; large strides come first."""
-    length, stride = view.shape[0], view.stride()
-    others = sorted(range(1, view.dim()), key=lambda dim: -stride[dim])
-    outer = [dim for dim in others if stride[dim] > stride[0] and length > 1 < view.shape[dim]]
-    return outer, [dim for dim in others if dim not in outer]
 
 
 def between(x: Tensor, layout: list[MatrixSpan]) -> list[Tensor]:

@@ -84,9 +84,6 @@ class MajorityVote(Declared, Stage):
     def multiple_of(self, comm: Comm) -> int:
         return DIGITS * comm.size
 
-    def init(self, bucket: Bucket, comm: Comm) -> State:
-        return {"m": torch.zeros_like(bucket.flat, dtype=torch.float32)}
-
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         m, g = state["m"], x.float()
         with temporaries() as new:

@@ -253,7 +253,7 @@ def padding_of(stage: Stage, state: State, used: int, length: int, comm: Comm) -
     for name, value in state.items():
         if name not in nested or not isinstance(value, dict):
             held = tensors_of(value) if used < length and name in stage.elementwise else ()
-            yield from (tensor[used:] for tensor in held if tensor.shape == (length,))
+            yield from (tensor[used:] for _, tensor in held if tensor.shape == (length,))
         elif isinstance(stage, Hierarchical):
             shard = -(-length // comm.intra.size)
             mine = min(max(used - comm.intra.rank * shard, 0), shard)

@@ -30,7 +30,7 @@ from ..buckets import real
 from ..comm import Comm, SentFormat, check_comm, members_of
 from ..compressors import Compressor
 from ..flights import Ledger
-from ..keeping import finite, update_if_finite_
+from ..keeping import finite
 from ..primitives import compressed_all_gather, compressed_reduce_scatter
 from ..report import Row, row_of
 from ..runtime import Setup, as_time, broadcast_tensors, fsdp_modules, named, or_abandon, plain_names, reshard
@@ -344,20 +344,17 @@ def check_scatter(stage: Stage) -> None:
         )
 
 
-def scatter(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:
+def scatter(stage: Any, x: Tensor, state: State, comm: Comm) -> Tensor:
     """Return this rank's shard (n / size,) of the result of `stage` for `x` (n,). n is a multiple of `size`."""
-    if not isinstance(stage, ErrorFeedback):
-        return _scatter(stage, x, comm, None)
-    e = state["residual"]
-    lost = torch.zeros_like(e)
-    shard = _scatter(stage.inner, torch.add(x, e, alpha=stage.decay), comm, lost)
-    # Only one rank sees that its shard is not finite, but then all ranks must keep their old residuals.
-    is_finite = finite(shard).float()
-    update_if_finite_(e, lost, where=comm.all_reduce(is_finite, ReduceOp.MIN) > 0)
-    return shard.to(x.dtype)
-
-
-def _scatter(stage: Any, x: Tensor, comm: Comm, lost: Tensor | None) -> Tensor:
     if isinstance(stage, Mean):
         return comm.reduce_scatter(x.mul_(1 / comm.size))
-    return compressed_reduce_scatter(x, stage.compressor, comm, residual=lost, average=True)
+    if not isinstance(stage, ErrorFeedback):
+        return compressed_reduce_scatter(x, stage.compressor, comm, average=True)
+    (compressor,) = stage.inner.compressors()
+
+    def inner(y: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        shard = compressed_reduce_scatter(y, compressor, comm, residual, average=True)
+        # Only one rank sees that its shard is not finite, but then all ranks must keep their old residuals.
+        return shard, comm.all_reduce(finite(shard).float(), ReduceOp.MIN) > 0
+
+    return stage.feed_back(x, state["residual"], inner).to(x.dtype)

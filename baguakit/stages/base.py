@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from ..arguments import Doors, describe
@@ -12,7 +13,7 @@ from ..comm import FLAT, Comm
 from ..compressors import Compressor
 from ..costs import Cost, Load, Place
 from ..expressions import expression
-from ..keeping import finite
+from ..keeping import finite, tensors_of
 from ..lanes import Phases, whole
 
 Carry = Literal["keep", "mean", "zero", "anew"]
@@ -25,8 +26,8 @@ class Stage(Doors):
 
     The constructor raises a TypeError for invalid arguments, and `check` a ValueError if the group does not fit.
 
-    A class needs `__call__` (or `phases`), and `init` if it has a state. The default `init` warms up compressors and
-    nested stages. All other declarations have defaults; `cost` is for `bk.tune`.
+    A class needs `__call__` (or `phases`), and `init` if its state does not begin as fp32 zeros. The default `init`
+    also warms up compressors and nested stages. All other declarations have defaults; `cost` is for `bk.tune`.
 
     Attributes:
         lossy: the call takes `residual=`, an fp32 tensor as long as `x`, and writes the compression error there.
@@ -67,9 +68,13 @@ class Stage(Doors):
         return max([1, *(inner.multiple_of(comm) for inner in self.nested().values())])
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
-        """Return the state of the stage for this bucket before the first flight. All ranks call it together."""
+        """Return the state of the stage for this bucket before the first flight. All ranks call it together.
+
+        By default it holds fp32 zeros for each name in `elementwise`, and the states of nested stages.
+        """
         self.prepare(bucket.flat, comm)
-        return {name: inner.init(bucket, comm) for name, inner in self.nested().items()}
+        zeros = {name: torch.zeros_like(bucket.flat, dtype=torch.float32) for name in self.elementwise}
+        return zeros | {name: inner.init(bucket, comm) for name, inner in self.nested().items()}
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         """Return the result of one flight of `x` (n,). All ranks call it."""
@@ -170,12 +175,4 @@ def remembered(stage: Stage, state: State, carried: bool = True, at: str = "") -
             yield from remembered(nested[name], state[name], carried and not stage.shards, f"{at}{name}.")
         else:
             carry = stage.elementwise.get(name) if carried else None
-            yield from ((path, tensor, carry) for path, tensor in _leaves(state[name], f"{at}{name}"))
-
-
-def _leaves(value: Any, at: str) -> Iterator[tuple[str, Tensor]]:
-    if isinstance(value, Tensor):
-        yield at, value
-    elif isinstance(value, dict):
-        for name, each in value.items():
-            yield from _leaves(each, f"{at}.{name}")
+            yield from ((path, tensor, carry) for path, tensor in tensors_of(state[name], f"{at}{name}"))

@@ -1,7 +1,8 @@
 """Stages that average, and stages around another stage."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -170,7 +171,7 @@ class Around(Declared, Stage):
     """A stage with one nested stage, `inner`. It agrees on all ranks, and averages, if `inner` does."""
 
     inner: Stage
-    copies: ClassVar[float] = 0  # of fp32 values, which take as long as its own arithmetic
+    copies: ClassVar[float] = 0  # of values in fp32 at least, which take as long as its own arithmetic
     keeps: ClassVar[bool] = True
     needs_groups: ClassVar[frozenset[str]] = frozenset()
 
@@ -183,7 +184,7 @@ class Around(Declared, Stage):
         return self.inner.averages
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of `inner` in fp32 and of `copies` copies; on one rank, the cost of `inner` only."""
+        """Return the cost of `inner` in fp32 at least, and of `copies` copies; on one rank, of `inner` only."""
         if place.ranks == 1:
             return self.inner.cost(load, place)
         return self.inner.cost(load.fp32, place) + place.copies(self.copies, load.fp32.size)
@@ -296,16 +297,20 @@ class ErrorFeedback(Around):
                 f"ErrorFeedback feeds back what a stage loses, and {self.inner!r} loses nothing; try CompressedMean()"
             )
 
-    def init(self, bucket: Bucket, comm: Comm) -> State:
-        return {"residual": torch.zeros_like(bucket.flat, dtype=torch.float32), "inner": self.inner.init(bucket, comm)}
-
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         if comm.size == 1:
             return self.inner(x, state["inner"], comm)
-        e = state["residual"]
+        inner = partial(self.inner._call_with_check, state=state["inner"], comm=comm)
+        return x.copy_(self.feed_back(x, state["residual"], inner))  # nothing, where that is x
+
+    def feed_back(self, x: Tensor, e: Tensor, inner: Callable[..., tuple[Tensor, Tensor]]) -> Tensor:
+        """Do  y ← inner(x + β e),  keep in `e` what that lost, and return y. It may overwrite `x`.
+
+        `inner(y, residual=…)` returns its result, and whether it is finite on all ranks.
+        """
         with temporaries() as new:
             fed = x.add_(e, alpha=self.decay) if x.dtype == e.dtype else torch.add(x, e, alpha=self.decay)
             lost = room_for(e, new)
-            y, ok = self.inner._call_with_check(fed, state["inner"], comm, lost)
+            y, ok = inner(fed, residual=lost)
             update_if_finite_(e, lost, where=ok)
-            return x.copy_(y)  # nothing, where that is x
+            return y
