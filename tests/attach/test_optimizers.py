@@ -16,6 +16,7 @@ from everything import (
     windows,
 )
 from pool import ranks
+from quantized import Quantized
 from torch import nn
 from training import attached, close, flat, loss, mean_loop, net, run_steps
 
@@ -200,3 +201,33 @@ def test_masters_in_fp32_of_weights_in_bf16():
     expected = mean_loop(2, backward, model=lambda: net(torch.bfloat16), optimizer=Masters)
     for masters in ranks(2, run):
         assert masters.dtype == torch.float32 and torch.equal(masters.bfloat16(), flat(expected))
+
+
+# States in tensors that consist of others, such as quantized ones
+
+
+class Rounds(torch.optim.SGD):
+    """An optimizer with a quantized state."""
+
+    def load_state_dict(self, state):
+        self.loaded = state["state"]
+
+
+@pytest.mark.parametrize("empty", [0, 1])
+def test_a_quantized_state_comes_from_rank_0_whole(empty):
+    def run():
+        model, rank = net(), dist.get_rank()
+        optimizer = Rounds(model.parameters(), lr=0.1)
+        if rank == 0 or not empty:
+            codes = torch.arange(6, dtype=torch.uint8) + rank
+            first = {"quantized": Quantized(codes, torch.tensor(0.5 + rank)), "step": torch.tensor(3.0 + rank)}
+            optimizer.state[next(model.parameters())] = first
+        with bk.attach(model, optimizer, bk.algorithms.gradient_allreduce()):
+            pass
+        if rank == 0:
+            return None
+        came = optimizer.loaded[0]
+        return type(came["quantized"]).__name__, came["quantized"].codes, came["quantized"].scale, came["step"]
+
+    kind, codes, scale, step = ranks(2, run)[1]
+    assert (kind, codes.tolist(), float(scale), float(step)) == ("Quantized", list(range(6)), 0.5, 3.0)
