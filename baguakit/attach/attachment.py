@@ -1,15 +1,15 @@
 """The attachment as the user sees it, and how to make one."""
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ..arguments import Positive, checked, truth
+from ..arguments import Positive, checked
 from ..comm import Comm, check_comm
 from ..flights import Attached
 from ..report import Report, Timeline, account, gathered, make_report, written
@@ -18,7 +18,7 @@ from .broadcast import consensus_distance, merge_
 from .engine import Engine
 from .hooks import Hooks
 from .joining import joined
-from .setup import AttachSetup, make_setup
+from .setup import make_setup
 
 
 class Attachment(Attached):
@@ -278,11 +278,8 @@ def attach(
     """
     comm = Comm() if comm is None else comm
     check_comm(comm)
-
-    def make(ever: Collection[Tensor], bucket_bytes: int = bucket_bytes, order: Sequence[str] = ()) -> AttachSetup:
-        truth("broadcast", broadcast)
-        return make_setup(model, optimizer, algorithms, comm, bucket_bytes, timeout, scaler, broadcast, ever, order)
-
+    given = model, optimizer, algorithms, comm, timeout, scaler, broadcast
+    make = partial(make_setup, *given, bucket_bytes=bucket_bytes)
     with torch.inference_mode(False):  # else no step outside of it could write to the buckets
         engine = Engine(make, comm, timeout)
         Hooks(engine)

@@ -172,10 +172,8 @@ class Backward:
 
     def announce(self) -> None:
         """Announce a backward to the ranks that have run out of batches. An error is raised on all ranks."""
-        if self.clock.tell is None:
-            return
         try:
-            self.clock.tell(Turn.BACKWARD)
+            self.clock.announce(Turn.BACKWARD)
         except BaseException:
             self.touched = set()
             self.start_over()

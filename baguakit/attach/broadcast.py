@@ -54,7 +54,7 @@ def broadcast_optimizers(optimizers: Iterable[Optimizer], comm: Comm, device: to
 
 def _emptied(x: Any, tensors: list[Tensor]) -> Any:
     """Append `x` to `tensors`, or the tensors that it consists of (a quantized state); return it without values."""
-    if is_traceable_wrapper_subclass(x) and not is_sharded(x):
+    if not is_sharded(x) and is_traceable_wrapper_subclass(x):
         return transform_subclass(x, lambda _, part: _emptied(part, tensors))
     tensors.append(x.detach())
     return torch.empty_like(local(x), device="meta")

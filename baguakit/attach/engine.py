@@ -179,13 +179,15 @@ class Engine(Life[AttachSetup]):
         averaged = {p for runner in self.acting() for p in runner.params() if p not in known}
         if late := [p for p in self.setup.names if p in averaged]:
             self.together("gradients of new parameters", partial(mean_gradients_, late))
-            self.landed([id(p) for p in late])
+            for each in self.landings.values():
+                each.fresh.update(map(id, late))
 
     def gradients_landed(self, params: Collection[int]) -> None:
         """Continue after a backward that has landed the gradients of `params`, given by id."""
         if self.backward.dropped:
             return
-        self.landed(params)
+        for each in self.landings.values():
+            each.fresh.update(params)
         self.follow_parameters()
         if not self.landings:  # no optimizer: then every backward that lands is a step
             self.end_step()
@@ -194,11 +196,6 @@ class Engine(Life[AttachSetup]):
                 f"{MANY} backward passes have been averaged since the attached optimizer stepped: give attach the "
                 "optimizer that trains, or use att.no_sync() while gradients are accumulated"
             )
-
-    def landed(self, params: Collection[int]) -> None:
-        """Record that the gradients of `params`, given by id, have landed."""
-        for each in self.landings.values():
-            each.fresh.update(params)
 
     def _rebuild(
         self, make: Callable[..., AttachSetup], label: str, flows: int | None = None, begin: bool = True
@@ -286,16 +283,12 @@ class Engine(Life[AttachSetup]):
         self.backward.step_ended()
         if self.backward.arrived is not None:
             self.follow_gradients()
-        if self.comm.membership.changes:
-            self.keep_step()
+        if self.comm.membership.changes:  # the loss of a rank in a later flight does not undo this step
+            self.decisions.settle(max((rule.delay for rule in self.setup.rules), default=0), alone=True)
+            for runner in self.runners:
+                runner.commit()
         for listener in list(self.listeners):
             listener()
-
-    def keep_step(self) -> None:
-        """Commit the changes of a step if ranks may be lost: the loss of a later flight does not undo them."""
-        self.decisions.settle(max((rule.delay for rule in self.setup.rules), default=0), alone=True)
-        for runner in self.runners:
-            runner.commit()
 
     # The state
 

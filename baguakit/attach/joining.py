@@ -61,14 +61,14 @@ def joined(engine: Engine, by_all: bool, throw: bool) -> Iterator[None]:
     engine.follow_parameters()
     call = f"join(divide_by_initial_world_size={by_all}, throw_on_early_termination={throw})"
     engine.together(call, lambda comm: None, meet=True)
-    clock, joining = engine.clock, Joining(engine, by_all, throw) if engine.runtime.comm.size > 1 else None
-    clock.joined, clock.tell = call, joining.announce if joining else None
+    clock, joining = engine.clock, Joining(engine, by_all, throw)
+    clock.joined, clock.tell = call, joining.announce
     try:
         yield
         if not engine.runtime.over and engine.backward.end_failed():  # the last batch was skipped
             engine.backward.drop_gradients()
         clock.tell = None
-        if not engine.runtime.over and joining:
+        if not engine.runtime.over:
             joining.answer()
     except RanOut:
         raise
@@ -142,24 +142,20 @@ class Joining:
                 self.engine.clock.step = last
             if not at_work:
                 break
-            self.answered = True
-            self._do_as(at_work[0], announcements[at_work[0]].event)
+            self.answered, (event, *_) = True, announcements[at_work[0]]
+            if event == Turn.BACKWARD:
+                self.engine.backward.shadow()
+                continue
+            if event == Turn.END and self._weights_part(last):
+                self._take_from(at_work[0])
+            self.engine.begin_step()  # what flew between the steps lands
+            if event == Turn.END:
+                self.engine.end_step()
         for runner in self.engine.backward.runners:
             runner.factor = 1.0
         trained = [rank for rank, each in enumerate(announcements) if each.step == last and not each.answered]
         if len(trained) < len(announcements) and self._shared(last - 1):
             self._take_from(trained[0])
-
-    def _do_as(self, rank: int, event: int) -> None:
-        engine = self.engine
-        if event == Turn.BACKWARD:
-            engine.backward.shadow()
-            return
-        if event == Turn.END and self._weights_part(engine.clock.step):
-            self._take_from(rank)
-        engine.begin_step()  # what flew between the steps lands
-        if event == Turn.END:
-            engine.end_step()
 
     # Both
 

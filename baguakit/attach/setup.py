@@ -16,7 +16,7 @@ is the mean time of launch. If modules are registered in the order in which they
 import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, combinations, product
+from itertools import accumulate, chain, combinations, product
 from typing import Any
 
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from ..arguments import instance, integer, message, several
+from ..arguments import instance, integer, message, several, truth
 from ..buckets import check_averaged, split
 from ..comm import Comm, check_device, members_of
 from ..rules import Rule, rules_of
@@ -50,11 +50,11 @@ def make_setup(
     optimizer: Any,
     algorithms: Sequence[Any],
     comm: Comm,
-    bucket_bytes: Any,
     timeout: Any,
     scaler: Any,
     broadcast: Any,
     ever: Collection[Tensor],
+    bucket_bytes: Any,
     order: Sequence[str] = (),
 ) -> AttachSetup:
     """Check everything that one rank can check alone, and divide the parameters into buckets.
@@ -62,11 +62,11 @@ def make_setup(
     Parameters in `ever` take part although they may be frozen now. `order` is the names of parameters in the order of
     their gradients; (): the reverse of the model's order.
     """
+    truth("broadcast", broadcast)
     instance("model", model, nn.Module, "an nn.Module")
     rules, optimizers = rules_of(*algorithms), optimizers_of(optimizer)
     if not rules:
         raise ValueError("attach needs at least one algorithm, such as bk.algorithms.gradient_allreduce()")
-    check_wrappers(model, rules)
     reshard(model)
     check_optimizers(optimizers, model)
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad or p in ever}
@@ -86,7 +86,7 @@ def make_setup(
             raise ValueError(f"where= of {rule!r} selects none of the {len(names)} trainable parameters")
         params_of_rules.append([p for p, name in names.items() if name in chosen])
     check_rules(rules, params_of_rules, names, optimizers)
-    check_dense(rules, params_of_rules, model)
+    check_modules(model, rules, params_of_rules)
     check_shards(rules, names, comm)
     for rule in rules:
         rule.stage.check(comm)
@@ -223,8 +223,8 @@ def mean_launch(buckets: Sequence[Sequence[Tensor]], arrived: Collection[Tensor]
     """Return T, the mean time at which bytes are launched, from 0 to 1; see the module docstring."""
     own = {p for bucket in buckets for p in bucket}
     came = [p for p in arrived if p in own]
-    total = sum(p.nbytes for p in came)
-    a = dict(zip(came, accumulate(p.nbytes / total for p in came), strict=True)) if total else {}
+    total = max(1, sum(p.nbytes for p in came))
+    a = dict(zip(came, accumulate(p.nbytes / total for p in came), strict=True))
     t = accumulate((max((a.get(p, 1.0) for p in bucket), default=0.0) for bucket in buckets), max)
     sizes = [sum(p.nbytes for p in bucket) for bucket in buckets]
     return sum(b * x for b, x in zip(sizes, t, strict=True)) / max(1, sum(sizes))
@@ -263,21 +263,6 @@ def check_shards(rules: Sequence[Rule], names: dict[Tensor, str], comm: Comm) ->
             )
 
 
-def check_wrappers(model: nn.Module, rules: Sequence[Rule]) -> None:
-    """Raise a TypeError if a wrapper in the model averages or shards tensors that the rules act on."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # importing it takes seconds; a user of it has done so
-    on_gradients = [rule for rule in rules if rule.what == "grad"]
-    for module in model.modules():
-        if on_gradients and isinstance(module, DistributedDataParallel):
-            rule = on_gradients[0]
-            raise TypeError(
-                f"DistributedDataParallel averages the gradients that {rule!r} acts on; use "
-                f"bk.interop.ddp(ddp_model, {rule.stage!r}), or attach to a model that has not been wrapped"
-            )
-        if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
-            raise TypeError("attach knows the shards of FSDP2; use fully_shard(module) for FullyShardedDataParallel")
-
-
 def check_optimizers(optimizers: Iterable[Optimizer], model: nn.Module) -> None:
     """Raise a ValueError if an optimizer steps a tensor that is not in the model, as it would not be averaged."""
     ours = set(model.parameters())
@@ -291,19 +276,24 @@ def check_optimizers(optimizers: Iterable[Optimizer], model: nn.Module) -> None:
             )
 
 
-def check_dense(rules: Sequence[Rule], params_of_rules: Sequence[Iterable[Tensor]], model: nn.Module) -> None:
-    """Raise a TypeError if a rule acts on sparse gradients."""
-    sparse: dict[Any, str] = {
-        module.weight: name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse
-    }
-    for rule, params in zip(rules, params_of_rules, strict=True):
-        for p in (p for p in params if p in sparse and rule.what == "grad"):
-            raise TypeError(
-                f"the gradient of {sparse[p]}.weight is sparse and cannot travel in a bucket of {rule!r}; use "
-                "sparse=False, or where= to leave it to a rule on weights"
-            )
+def check_modules(model: nn.Module, rules: Sequence[Rule], params_of_rules: Sequence[list[Tensor]]) -> None:
+    """Raise a TypeError if a module averages or shards what the rules act on, or its gradients are sparse."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # importing it takes seconds; a user of it has done so
+    on_gradients = [(rule, set(of)) for rule, of in zip(rules, params_of_rules, strict=True) if rule.what == "grad"]
+    for name, module in model.named_modules():
+        if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
+            raise TypeError("attach knows the shards of FSDP2; use fully_shard(module) for FullyShardedDataParallel")
+        for rule, params in on_gradients:
+            if isinstance(module, DistributedDataParallel):
+                raise TypeError(
+                    f"DistributedDataParallel averages the gradients that {rule!r} acts on; use "
+                    f"bk.interop.ddp(ddp_model, {rule.stage!r}), or attach to a model that has not been wrapped"
+                )
+            if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight in params:
+                raise TypeError(
+                    f"the gradient of {name}.weight is sparse and cannot travel in a bucket of {rule!r}; use "
+                    "sparse=False, or where= to leave it to a rule on weights"
+                )
 
 
 def check_others(setup: AttachSetup, others: Iterable[AttachSetup]) -> None:
@@ -311,14 +301,10 @@ def check_others(setup: AttachSetup, others: Iterable[AttachSetup]) -> None:
 
     Steps are not compared: each attachment counts its steps separately.
     """
-
-    def acting(setup: AttachSetup) -> Iterable[tuple[Rule, set[Tensor]]]:
-        pairs = zip(setup.rules, setup.buckets_of_rules, strict=True)
-        return [(rule, {p for bucket in buckets for p in bucket}) for rule, buckets in pairs]
-
     for other in others:
-        for (a, of_a), (b, of_b) in product(acting(setup), acting(other)):
-            both = of_a & of_b
+        ours, theirs = (zip(each.rules, each.buckets_of_rules, strict=True) for each in (setup, other))
+        for (a, of_a), (b, of_b) in product(ours, theirs):
+            both = set(chain(*of_a)) & set(chain(*of_b))
             if both and (a.window == b.window or "free_running" in (a.window, b.window)):
                 name = min(setup.names[p] for p in both)
                 raise ValueError(

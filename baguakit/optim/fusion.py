@@ -275,7 +275,7 @@ class Fusion:
 # keys and tensors as torch's.
 
 NOT_COVERED = ("amsgrad", "capturable", "fused", "differentiable", "maximize")
-OURS = {"momentum_buffer"}, {"exp_avg", "exp_avg_sq", "step"}  # the states of SGD, and of Adam
+OURS = ("momentum_buffer",), ("exp_avg", "exp_avg_sq", "step")  # the states of SGD, and of Adam
 OPTIONS = ("lr", "momentum", "dampening", "nesterov", "weight_decay"), ("lr", "betas", "eps", "weight_decay")
 
 
@@ -283,18 +283,26 @@ def step_in_launches(kind: type[Optimizer], groups: Groups, state: OptimizerStat
     """Step the parameters that launches can step for an optimizer of class `kind`, and remove them from `groups`."""
     for group in groups if kind in (optim.SGD, optim.Adam, optim.AdamW) else ():
         # Options are plain numbers, except the learning rate, which may be a tensor on a device.
-        options = [*group.get("betas", ()), group.get("momentum", 0), group.get("dampening", 0), group["weight_decay"]]
-        if any(group.get(option) for option in NOT_COVERED) or any(isinstance(x, Tensor) for x in options):
+        numbers = [*group.get("betas", ()), group.get("momentum", 0), group.get("dampening", 0), group["weight_decay"]]
+        if any(group.get(option) for option in NOT_COVERED) or any(isinstance(x, Tensor) for x in numbers):
             continue
+        adam, apart = "betas" in group, []
         together: dict[tuple[torch.device, int], list[Tensor]] = defaultdict(list)
-        apart = []
         for p in group["params"]:
-            if _is_ours(p, state.get(p, {}), "betas" in group):
+            if _is_ours(p, state.get(p, {}), adam):
                 together[p.device, _taken(p, state, group)].append(p)
             else:
                 apart.append(p)
+        options = {name: group[name] for name in OPTIONS[adam]}
+        step: Any = sgd_step_
+        if adam:
+            step = adamw_step_ if group.get("decoupled_weight_decay") else adam_step_
         for (_, taken), params in together.items():
-            _step(params, taken, group, state)
+            names = OURS[adam][:2] if adam or group["momentum"] else ()
+            kept: list[Any] = [[state[p][name] for p in params] for name in names] or [None]
+            step(params, [p.grad for p in params], *kept, taken, **options)
+            for p in params if adam else ():
+                state[p]["step"] += 1
         group["params"][:] = apart
 
 
@@ -307,7 +315,7 @@ def _is_ours(p: Tensor, known: dict[str, Any], adam: bool) -> bool:
     if p.grad is None or not is_launched(p) or not p.numel():
         return False
     tensors = [p, p.grad, *(x for key, x in known.items() if key != "step" and x is not None)]
-    return known.keys() <= OURS[adam] and all(
+    return known.keys() <= set(OURS[adam]) and all(
         type(x) in PLAIN
         and x.dtype == torch.float32
         and x.layout is torch.strided
@@ -329,18 +337,3 @@ def _taken(p: Tensor, state: OptimizerState, group: dict[str, Any]) -> int:
         return 1
     state[p]["momentum_buffer"] = torch.zeros_like(p)
     return 0
-
-
-def _step(params: list[Tensor], taken: int, group: dict[str, Any], state: OptimizerState) -> None:
-    """Step parameters that have all taken `taken` steps."""
-    g = [p.grad for p in params if p.grad is not None]
-    options = {name: group[name] for name in OPTIONS["betas" in group]}
-    if "betas" in group:
-        step = adamw_step_ if group.get("decoupled_weight_decay") else adam_step_
-        m, v = ([state[p][name] for p in params] for name in ("exp_avg", "exp_avg_sq"))
-        step(params, g, m, v, taken, **options)
-        for p in params:
-            state[p]["step"] += 1
-    else:
-        b = [state[p]["momentum_buffer"] for p in params] if group["momentum"] else None
-        sgd_step_(params, g, b, taken, **options)

@@ -287,8 +287,6 @@ def _take(
 
 # In a graph of torch.compile, numbers are tensors on the CPU, which a step reads without waiting.
 
-UPDATES: dict[str, Any] = {kind.__name__: kind for kind in (SGD, Adam, Lion)}
-
 
 def _step_in_graph(
     update: Update, p: Tensors, g: Tensors | None, states: dict[str, Tensors], master: Masters | None,
@@ -302,12 +300,11 @@ def _step_in_graph(
     def tensors(given: Masters | None) -> list[Any]:
         return [] if given is None else list(listed(_role("master", given)))
 
-    options, masters = list(map(float, astuple(update))), tensors(master)
+    options, masters = list(map(float, astuple(update))), [torch.empty(0) if x is None else x for x in tensors(master)]
     u, v = [*map(tensors, states.values()), [], []][:2]
-    held, mastered = [x for x in masters if x is not None], [x is not None for x in masters]
     numbers = list(map(tensor, (c.lr, c.taken, c.grad_scale, c.clip, c.found_inf)))
     _operator(
-        type(update).__name__, options, " ".join(states), tensors(p), tensors(g), u, v, held, mastered, *numbers,
+        type(update).__name__, options, " ".join(states), tensors(p), tensors(g), u, v, masters, *numbers,
         c.key, packed, compressor.block,
     )  # fmt: skip
 
@@ -315,19 +312,18 @@ def _step_in_graph(
 @torch.library.custom_op("baguakit::step_", mutates_args={"p", "u", "v", "master", "taken"})
 def _operator(
     update: str, options: Sequence[float], names: str, p: Sequence[Tensor], g: Sequence[Tensor],
-    u: Sequence[Tensor], v: Sequence[Tensor], master: Sequence[Tensor], mastered: Sequence[bool], lr: Tensor,
+    u: Sequence[Tensor], v: Sequence[Tensor], master: Sequence[Tensor], lr: Tensor,
     taken: Tensor, grad_scale: Tensor, clip: Tensor, found_inf: Tensor, key: int | None, packed: Tensor | None,
     block: int,
 ) -> None:  # fmt: skip
     *numbers, switch = options
-    kind = UPDATES[update]
-    masters = iter(master)
+    kind: Any = {each.__name__: each for each in (SGD, Adam, Lion)}[update]
     _take(
         kind(*options) if kind is Lion else kind(*numbers, bool(switch)),
         p if packed is None else p[0],
         g if packed is None else None,
         dict(zip(names.split(), (u, v), strict=False)),
-        [next(masters) if there else None for there in mastered] if mastered else None,
+        [x if x.numel() else None for x in master] or None,
         Conditions(lr, taken, grad_scale, clip, found_inf, key),
         packed,
         MinMaxUInt8(block),
