@@ -150,13 +150,9 @@ class Engine(Life[AttachSetup]):
     def follow_gradients(self) -> None:
         """Make new buckets in the order in which rank 0's gradients came in the first step, if launches come earlier.
 
-        DDP does the same. Buckets are launched in order, so a late gradient in the first bucket delays all buckets.
-        Collective after the first step; later calls do nothing.
+        DDP does the same. Buckets are launched in order, so a late gradient in the first bucket delays all. Collective.
         """
-        arrived = self.backward.arrived
-        if arrived is None or self.clock.joined:
-            return
-        self.backward.arrived = None
+        arrived, self.backward.arrived = self.backward.arrived or (), None
         cuts = [[bucket.params for bucket in runner.buckets] for runner in self.backward.runners]
         mine = better_order(cuts, arrived, self.setup.names, self.setup.bucket_bytes)
         order = self.together("the order of gradients", lambda comm: comm.broadcast_object(mine))
@@ -281,7 +277,7 @@ class Engine(Life[AttachSetup]):
         for free_runner in self.free_runners:
             free_runner.step_ended(self.clock.step)
         self.backward.step_ended()
-        if self.backward.arrived is not None:
+        if self.backward.arrived is not None and not self.clock.joined:
             self.follow_gradients()
         if self.comm.membership.changes:  # the loss of a rank in a later flight does not undo this step
             self.decisions.settle(max((rule.delay for rule in self.setup.rules), default=0), alone=True)
@@ -334,20 +330,16 @@ class Engine(Life[AttachSetup]):
             except PeerError:
                 if not self.comm.membership.changes:
                     raise  # else another rank was lost when it had trained to the end
-            if self.clock.step == 0:
-                self._check_flown()
+            others, waiting = self.other_optimizers, [each.optimizer for each in self.landings.values() if each.passes]
+            if self.clock.step == 0:  # the rules may have waited for a step that never came
+                if others.found and not any(log.launches for each in self.runners for log in each.ledgers):
+                    raise RuntimeError(
+                        f"{others.found} has trained the model and is not the optimizer that was attached, so that no "
+                        "rule ever flew: each rank has trained alone; give attach the optimizer that trains"
+                    )
+                if waiting and not self.backward.runners:
+                    others.waits(waiting[0])
             self.comm.membership.ended(self)
-
-    def _check_flown(self) -> None:
-        """Raise a RuntimeError, or warn, if rules have waited for a step that never came."""
-        others, waiting = self.other_optimizers, [each.optimizer for each in self.landings.values() if each.passes]
-        if others.found and not any(log.launches for each in self.runners for log in each.ledgers):
-            raise RuntimeError(
-                f"{others.found} has trained the model and is not the optimizer that was attached, so that no rule "
-                "ever flew: each rank has trained alone; give attach the optimizer that trains"
-            )
-        if waiting and not self.backward.runners:
-            others.waits(waiting[0])
 
     def abandon(self, error: BaseException | None) -> None:
         super().abandon(error)

@@ -29,11 +29,7 @@ from .engine import Engine
 from .setup import check_join
 
 NOTHING = 0  # instead of a `Turn`: this rank has run out
-IN_WORDS: dict[int, str] = {
-    Turn.BACKWARD: "a backward pass",
-    Turn.BEGIN: "the start of a step",
-    Turn.END: "the end of a step",
-}
+IN_WORDS = "nothing", "a backward pass", "the start of a step", "the end of a step"  # in the order of `Turn`
 
 
 class RanOut(RuntimeError):

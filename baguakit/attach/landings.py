@@ -149,11 +149,7 @@ class OtherOptimizers:
         self._warned = False
 
     def steps(self, optimizer: Optimizer, *_: Any) -> None:
-        """Check an optimizer of this process, attached or not, that is about to step.
-
-        Raises:
-            RuntimeError: it is attached, or none is, and it steps the model within a backward.
-        """
+        """Check any optimizer that is about to step. Raise a RuntimeError if it trains the model within a backward."""
         ours = optimizer in self.attached
         within = torch._C._current_graph_task_id() != -1 and (ours or not self.attached)
         stranger = not (self.found or self.ours or ours) and self.attached

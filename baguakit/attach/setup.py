@@ -159,10 +159,7 @@ def one_device(names: dict[Tensor, str]) -> torch.device:
 
 
 def check_rules(
-    rules: Sequence[Rule],
-    params_of_rules: Sequence[list[Tensor]],
-    names: dict[Tensor, str],
-    optimizers: tuple[Optimizer, ...],
+    rules: Sequence[Rule], params: Sequence[list[Tensor]], names: dict[Tensor, str], optimizers: Sequence[Optimizer]
 ) -> None:
     """Raise a ValueError if two rules contradict each other, or a rule on weights has no optimizer."""
     for rule in rules:
@@ -173,7 +170,7 @@ def check_rules(
                 f"{type(shared).__name__} steps each parameter on one rank and sends it to all, with the gradient of "
                 f"that rank alone under {rule!r}; use rules on gradients, or another optimizer"
             )
-    for (a, of_a), (b, of_b) in combinations(zip(rules, params_of_rules, strict=True), 2):
+    for (a, of_a), (b, of_b) in combinations(zip(rules, params, strict=True), 2):
         if not a.overlaps(b):
             continue
         if "free_running" in (a.window, b.window):

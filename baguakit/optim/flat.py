@@ -48,16 +48,10 @@ class Flat:
 
     The user's weights stay in place: they are copied to a flat tensor before a step and back after it. Gradients are
     copied to it as well, and back only if the step changed them. Adjacent weights or gradients need no copies.
-
-    Attributes:
-        params: the user's parameters.
-        param: the flat parameter that the optimizer steps. Its gradient is set for each step.
-        known: the optimizer's state after its latest step; None if there was no step.
-        copied: whether the latest gradients had to be copied.
     """
 
     def __init__(self, params: list[Tensor], state: OptimizerState) -> None:
-        self.params, self.copied = params, False
+        self.params, self.copied = params, False  # the user's; whether the latest gradients had to be copied
         self._locals = [shard_of(p) for p in params]
         self._pointers = [x.data_ptr() for x in self._locals]
         *self._starts, self._total = [0, *accumulate(x.numel() for x in self._locals)]
@@ -67,11 +61,11 @@ class Flat:
         in_place = self._adjacent(self._locals)
         if in_place is not None:
             self._weights, self._views = in_place, []
-        self.param = nn.Parameter(self._weights)
+        self.param = nn.Parameter(self._weights)  # which the optimizer steps, with a gradient set for each step
         self._buffer: Tensor | None = None  # where gradients are copied to, and its pieces
         self._buffer_views: list[Tensor] = []
         self._grads: list[Tensor] = []
-        self.known: dict[str, Any] | None = None
+        self.known: dict[str, Any] | None = None  # the optimizer's state after its latest step, if there was one
         self._dicts: list[Any] = [None] * len(params)  # of the state; None before there is one
         self._seen: dict[str, list[Any]] = {}  # what the user sees of each
         self._rows: dict[str, tuple[Tensor, int]] = {}  # of single values: one for each parameter; and their version
