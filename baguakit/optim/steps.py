@@ -292,17 +292,15 @@ def _step_in_graph(
     update: Update, p: Tensors, g: Tensors | None, states: dict[str, Tensors], master: Masters | None,
     c: Conditions, packed: Tensor | None, compressor: MinMaxUInt8,
 ) -> None:  # fmt: skip
-    def tensor(number: Number) -> Tensor:
-        if isinstance(number, Tensor):
-            return number
-        return torch.tensor(number, dtype=torch.int64 if isinstance(number, int) else torch.float64)
-
     def tensors(given: Masters | None) -> list[Any]:
         return [] if given is None else list(listed(_role("master", given)))
 
     options, masters = list(map(float, astuple(update))), [torch.empty(0) if x is None else x for x in tensors(master)]
     u, v = [*map(tensors, states.values()), [], []][:2]
-    numbers = list(map(tensor, (c.lr, c.taken, c.grad_scale, c.clip, c.found_inf)))
+    numbers = [
+        x if isinstance(x, Tensor) else torch.tensor(x, dtype=torch.int64 if isinstance(x, int) else torch.float64)
+        for x in (c.lr, c.taken, c.grad_scale, c.clip, c.found_inf)
+    ]
     _operator(
         type(update).__name__, options, " ".join(states), tensors(p), tensors(g), u, v, masters, *numbers,
         c.key, packed, compressor.block,
