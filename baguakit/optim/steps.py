@@ -295,7 +295,8 @@ def _step_in_graph(
     def tensors(given: Masters | None) -> list[Any]:
         return [] if given is None else list(listed(_role("master", given)))
 
-    options, masters = list(map(float, astuple(update))), [torch.empty(0) if x is None else x for x in tensors(master)]
+    options = list(map(float, astuple(update)))
+    masters = [torch.empty(0, dtype=torch.float32) if x is None else x for x in tensors(master)]
     u, v = [*map(tensors, states.values()), [], []][:2]
     numbers = [
         x if isinstance(x, Tensor) else torch.tensor(x, dtype=torch.int64 if isinstance(x, int) else torch.float64)
