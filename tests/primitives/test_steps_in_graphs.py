@@ -67,6 +67,6 @@ def test_compiled_whole_a_step_gives_the_same_bits(step):
 def test_the_operators_keep_the_rules_of_operators():
     (p, g, m, v), number = ([x] for x in values(shapes=[9] * 4)), torch.tensor(1.0)
     options, taken = [0.9, 0.999, 1e-8, 0.0, 1.0], torch.tensor(2)
-    given = ("Adam", options, "m v", p, g, m, [x.square() for x in v], [], [], number, taken, number, number)
+    given = ("Adam", options, "m v", p, g, m, [x.square() for x in v], [torch.empty(0)], number, taken, number, number)
     torch.library.opcheck(steps._operator, (*given, torch.tensor(0.0), None, None, 512))
     torch.library.opcheck(steps._norm, (g, torch.tensor(0.0)))
