@@ -191,7 +191,8 @@ def kind_of(annotation: Any) -> Kind:
     if origin is Annotated:
         return _ranged(*args)
     if origin is Literal:
-        return _literal(args)
+        words = " or ".join(map(repr, args))
+        return Kind(words, lambda name, value: one_of(name, value, args) if isinstance(value, str) else NO)
     if origin in (Union, types.UnionType):
         return _union(*map(kind_of, args))
     if origin is abc.Callable:
@@ -226,13 +227,6 @@ def _ranged(number: type, bounds: Range) -> Kind:
         return used
 
     return Kind(_range(words, *bounds), use)
-
-
-def _literal(choices: tuple[Any, ...]) -> Kind:
-    return Kind(
-        " or ".join(map(repr, choices)),
-        lambda name, value: one_of(name, value, choices) if isinstance(value, str) else NO,
-    )
 
 
 def _union(*kinds: Kind) -> Kind:

@@ -300,10 +300,8 @@ def sparse_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor
 
 def sparse_mean_with_check_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor | None) -> Tensor | None:
     """Average the flat `x` like `sparse_mean_`. On a GPU with `TopK`, return whether all of the result is finite."""
-    sent, plain = (
-        (comm.size - 1) * compressor._unchecked_row_bytes(x.numel()),
-        2 * (comm.size - 1) * x.nbytes // comm.size,
-    )
+    others = comm.size - 1
+    sent, plain = others * compressor._unchecked_row_bytes(x.numel()), 2 * others * x.nbytes // comm.size
     comm.note(compressor, compressor, longer(sent, plain) if sent >= plain > 0 else "")
     if comm.size == 1 or x.numel() == 0:
         if residual is not None:

@@ -96,11 +96,7 @@ def chosen_in(topology: Topology, comm: Comm, device: torch.device) -> tuple[Cho
 
 
 @torch.no_grad()
-def neighbor_gather(
-    x: Tensor,
-    topology: Topology,
-    comm: Comm,
-) -> dict[int, Tensor]:
+def neighbor_gather(x: Tensor, topology: Topology, comm: Comm) -> dict[int, Tensor]:
     """Return the tensors of this round's neighbours: {rank: its x} for each rank that this rank hears, in rising order.
 
     Args:
