@@ -68,7 +68,7 @@ def moved(x: Columns, device: str) -> Columns:
 
 
 def all_same(a: Columns, b: Columns) -> bool:
-    """Whether all that a step writes is the same."""
+    """Return whether all that a step writes is the same."""
     return all(same(a[name], b[name]) for name in a if name != "g")
 
 
