@@ -29,14 +29,6 @@ def places(first, TILE, MASKED):
     return tl.multiple_of(at, 1) if MASKED else at
 
 
-@triton.jit
-def add(total, y_ptr, at, inside, weight):
-    if y_ptr is None:
-        return total
-    else:
-        return tl.fma(wide(load(y_ptr + at, inside)), tl.full((1,), weight, total.dtype), total)
-
-
 @triton.jit(do_not_specialize=["n", "first"])
 def mix_kernel(
     out_ptr, x_ptr, y1_ptr, y2_ptr, y3_ptr, y4_ptr, y5_ptr, y6_ptr, y7_ptr, y8_ptr, w0: tl.float64, w1: tl.float64,
@@ -49,14 +41,11 @@ def mix_kernel(
     total = wide(load(x_ptr + at, inside))
     if SCALED:
         total *= tl.full((1,), w0, total.dtype)
-    total = add(total, y1_ptr, at, inside, w1)
-    total = add(total, y2_ptr, at, inside, w2)
-    total = add(total, y3_ptr, at, inside, w3)
-    total = add(total, y4_ptr, at, inside, w4)
-    total = add(total, y5_ptr, at, inside, w5)
-    total = add(total, y6_ptr, at, inside, w6)
-    total = add(total, y7_ptr, at, inside, w7)
-    total = add(total, y8_ptr, at, inside, w8)
+    others, weights = (y1_ptr, y2_ptr, y3_ptr, y4_ptr, y5_ptr, y6_ptr, y7_ptr, y8_ptr), (w1, w2, w3, w4, w5, w6, w7, w8)
+    for k in tl.static_range(8):
+        if others[k] is not None:
+            y = wide(load(others[k] + at, inside))
+            total = tl.fma(y, tl.full((1,), weights[k], total.dtype), total)
     store(out_ptr + at, total, inside)
 
 

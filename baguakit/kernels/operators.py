@@ -114,11 +114,12 @@ def add_rows_(
     _home(out, "topk", out).add_(out, packed, values, weights, chunk, k, rest, ok)
 
 
-def _fake_compress(x: Tensor, format: str, block: int, residual: Tensor | None, key: int | None) -> Tensor:
-    return x.new_empty(x.shape[0], FORMATS[format].row_bytes(x.shape[1], block), dtype=torch.uint8)
-
-
-@partial(Operator, mutates={"residual"}, fake=_fake_compress)
+@partial(
+    Operator, mutates={"residual"},
+    fake=lambda x, format, block, *_: x.new_empty(
+        x.shape[0], FORMATS[format].row_bytes(x.shape[1], block), dtype=torch.uint8
+    ),
+)  # fmt: skip
 def compress(x: Tensor, format: str, block: int, residual: Tensor | None, key: int | None) -> Tensor:
     """Return the packed rows of `x` (rows, n). Here and below, `format` is the name of a format."""
     home = _blockwise(format, x, "values", residual, "residual", key)
@@ -138,13 +139,10 @@ def add_(out: Tensor, format: str, packed: Tensor, weights: Tensor, block: int) 
     _blockwise(format, packed, "packed rows", out, "out").add_(FORMATS[format], out, packed, weights, block)
 
 
-def _fake_reduce(
-    packed: Tensor, format: str, n: int, block: int, residual: Tensor | None, key: int | None, ok: Tensor | None
-) -> Tensor:
-    return packed.new_empty(1, FORMATS[format].row_bytes(n, block))
-
-
-@partial(Operator, mutates={"residual", "ok"}, fake=_fake_reduce)
+@partial(
+    Operator, mutates={"residual", "ok"},
+    fake=lambda packed, format, n, block, *_: packed.new_empty(1, FORMATS[format].row_bytes(n, block)),
+)  # fmt: skip
 def reduce(
     packed: Tensor, format: str, n: int, block: int, residual: Tensor | None, key: int | None, ok: Tensor | None
 ) -> Tensor:

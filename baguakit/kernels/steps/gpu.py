@@ -260,12 +260,12 @@ TURN = 1024  # values that a program of a norm adds at a time: a sum in two stag
 @triton.jit
 def squares(record, tile, G, WIDE, TILE, TURN):
     """Return the sum of squares of a tile, `TURN` values at a time."""
-    values, n = column(record, G_AT, G, WIDE), tl.load(record + LENGTH)
+    values = column(record, G_AT, G, WIDE)
     LINE: tl.constexpr = TURN if WIDE else TURN // 2  # as in a step
     total = tl.zeros((TURN // LINE, LINE), tl.float64)
     for turn in tl.range(TILE // TURN):
         at = places(tile * (TILE // TURN) + turn, LINE, TURN)
-        g = tl.load(values + at) if WIDE else tl.load(values + at, at < n, 0)
+        g = load(values + at, None if WIDE else at < tl.load(record + LENGTH))
         wide = g.to(tl.float32).to(tl.float64)
         total += wide * wide
     return tl.sum(total)
