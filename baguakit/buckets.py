@@ -11,7 +11,7 @@ A complex number is two real ones: the flat tensor of complex parameters is real
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import compress, pairwise
-from typing import Any, Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -162,6 +162,23 @@ class Bucket:
             torch._foreach_copy_(list(map(local, params)), views)
 
 
+class Span(NamedTuple):
+    """A part of a flat tensor, and the shape and the stride of the view of it."""
+
+    at: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """Return the index after its last value."""
+        return self.at + self.shape.numel()
+
+    def of(self, flat: Tensor) -> Tensor:
+        """Return the view in a flat tensor."""
+        return flat[self.at : self.end].as_strided(self.shape, self.stride)
+
+
 @torch.no_grad()
 def local(x: Tensor) -> Tensor:
     """Return this rank's shard of `x`, or `x` itself if it is not sharded, sharing its memory."""
@@ -230,13 +247,9 @@ def check_apart(params: Sequence[Tensor]) -> None:
 
 def is_view(grad: Tensor | None, view: Tensor) -> bool:
     """Return whether a gradient is this view of a bucket."""
-    return (
-        grad is not None
-        and grad.layout is torch.strided
-        and grad.data_ptr() == view.data_ptr()
-        and grad.stride() == view.stride()
-        and grad.dtype == view.dtype
-    )
+    if grad is None or grad.layout is not torch.strided:
+        return False
+    return grad.data_ptr() == view.data_ptr() and grad.stride() == view.stride() and grad.dtype == view.dtype
 
 
 def split(params: Sequence[Tensor], bucket_bytes: int, apart: Mapping[Tensor, int] = {}) -> list[list[Tensor]]:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from baguakit.compressors import Float8, MinMaxUInt8, Sign, UInt4
-from baguakit.compressors.blockwise import Blockwise
+from baguakit.compressors.formats import Blockwise
 from baguakit.kernels.blockwise import definition as blockwise
 from baguakit.kernels.blockwise.format import Format, join_
 from bench.measuring import DEVICE, GPU, measure

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import baguakit as bk
-from baguakit.compressors.blockwise import Blockwise
+from baguakit.compressors.formats import Blockwise
 from baguakit.kernels import mixing
 from baguakit.kernels import operators as mixing_ops
 from baguakit.kernels.blockwise import definition as blockwise

@@ -9,7 +9,7 @@ import torch
 from tiers import slow_after
 
 from baguakit.compressors import BFloat16, Compressor, Float8, Float16, MinMaxUInt8, Sign
-from baguakit.compressors.blockwise import Blockwise
+from baguakit.compressors.formats import Blockwise
 from baguakit.kernels.cpu import units
 
 ALL = everything.compressors(dense=True)

@@ -18,13 +18,13 @@ the others in memory, the matrix is copied.
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
 from ..arguments import Declared, Natural, Positive, checked
-from ..buckets import Bucket, pieces
+from ..buckets import Bucket, Span, pieces
 from ..comm import Comm
 from ..costs import Cost, Load, Place
 from ..keeping import finite, hold, update_if_finite_
@@ -35,21 +35,8 @@ from ..stages import ErrorFeedback, Mean, State
 from ..stages.means import Average
 
 
-class MatrixSpan(NamedTuple):
-    """The span of a matrix in a flat tensor: its rows, and the dimensions of its columns in the order of memory."""
-
-    at: int
-    shape: torch.Size
-    stride: tuple[int, ...]
-
-    @property
-    def end(self) -> int:
-        """Return the index after its last value."""
-        return self.at + self.shape.numel()
-
-    def of(self, x: Tensor) -> Tensor:
-        """Return the values in `x` as a view of `shape`."""
-        return x[self.at : self.end].as_strided(self.shape, self.stride)
+class MatrixSpan(Span):
+    """The part of a flat tensor with a matrix, of shape (rows, *dimensions of its columns in the order of memory)."""
 
     def matrix(self, x: Tensor) -> Tensor:
         """Return the matrix (rows, columns): a view, or a copy if the rows lie between the other dimensions."""

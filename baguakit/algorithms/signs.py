@@ -46,13 +46,13 @@ Peng et al. 2024, "DeMo: Decoupled Momentum Optimization", arXiv:2411.19870.
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
 import torch
 from torch import Tensor, float32
 
 from ..arguments import Decay, Declared, checked, pair, real
-from ..buckets import Bucket, pieces
+from ..buckets import Bucket, Span, pieces
 from ..comm import Comm
 from ..compressors import Compressor, TopK
 from ..costs import Cost, Load, Place
@@ -167,26 +167,6 @@ def lion_vote(betas: tuple[float, float] = (0.9, 0.99)) -> Rule:
     return during_backward(MajorityVote(*pair("betas", betas, 0, below=1)))
 
 
-class Blocks(NamedTuple):
-    """The span of a parameter in a flat tensor, as a matrix (rows, columns) in blocks of h × w; a vector is one row."""
-
-    at: int
-    rows: int
-    columns: int
-
-    @property
-    def sides(self) -> tuple[int, int]:
-        """Return h and w, the largest divisors of both sides that are 64 or less."""
-        h, w = (next(d for d in range(min(64, max(n, 1)), 0, -1) if n % d == 0) for n in (self.rows, self.columns))
-        return h, w
-
-    def of(self, x: Tensor) -> Tensor:
-        """Return the blocks in `x` as a view (rows / h, columns / w, h, w)."""
-        h, w = self.sides
-        span = x[self.at : self.at + self.rows * self.columns]
-        return span.view(self.rows // h, h, self.columns // w, w).transpose(1, 2)
-
-
 @dataclass(frozen=True, repr=False)
 class InCosines(Around):
     """x ← Tᵀ inner(T x), in fp32; on one rank inner(x). See the module for the equations.
@@ -217,11 +197,14 @@ class InCosines(Around):
         for view in pieces(bucket.flat, bucket.params):
             long = [dim for dim in range(view.dim()) if view.shape[dim] != 1]
             rows = view.shape[max(long, key=view.stride)] if len(long) > 1 and view.numel() else 1
-            layout.append(Blocks(at, rows, view.numel() // rows))
+            sides = rows, view.numel() // rows
+            h, w = (next(d for d in range(min(64, max(n, 1)), 0, -1) if n % d == 0) for n in sides)
+            blocks = bucket.flat[at : at + view.numel()].view(rows // h, h, sides[1] // w, w).transpose(1, 2)
+            layout.append(Span(at, blocks.shape, blocks.stride()))
             at += view.numel()
-            for side in layout[-1].sides:
+            for side in (h, w):
                 cosines(side, view.device)  # a copy to the device, which no step need wait for
-        layout.sort(key=lambda blocks: -math.prod(blocks.sides))
+        layout.sort(key=lambda span: -math.prod(span.shape[2:]))
         return {"layout": layout, "inner": self.inner.init(bucket, comm)}
 
     def __call__(self, x: Tensor, state: State, comm: Comm, residual: Tensor | None = None) -> Tensor:
@@ -253,7 +236,7 @@ class Signs(Around):
         return x.copy_(signs_(y, torch.empty_like(y)))
 
 
-def transform_(x: Tensor, u: Tensor, layout: list[Blocks], back: bool = False) -> None:
+def transform_(x: Tensor, u: Tensor, layout: list[Span], back: bool = False) -> None:
     """Write the coefficients of the flat `x` to `u`, block after block; with `back`, write the values of `u` to `x`.
 
     Padding is copied unchanged.
@@ -261,7 +244,7 @@ def transform_(x: Tensor, u: Tensor, layout: list[Blocks], back: bool = False) -
     at = 0
     for each in layout:
         blocks = each.of(x)
-        down, across = (cosines(side, x.device) for side in each.sides)
+        down, across = (cosines(side, x.device) for side in each.shape[2:])
         coefficients = u[at : at + blocks.numel()].view(blocks.shape)
         if back:
             blocks.copy_(down.T @ (coefficients @ across))

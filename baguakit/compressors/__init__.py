@@ -4,7 +4,6 @@ A compressor turns rows of values into rows of bytes. A row belongs to one rank,
 """
 
 from .base import Compressor
-from .blockwise import BFloat16, Float8, Float16, MinMaxUInt8, Sign, UInt2, UInt4, Uniform
-from .topk import TopK
+from .formats import BFloat16, Float8, Float16, MinMaxUInt8, Sign, TopK, UInt2, UInt4, Uniform
 
 __all__ = ["BFloat16", "Compressor", "Float8", "Float16", "MinMaxUInt8", "Sign", "TopK", "UInt2", "UInt4", "Uniform"]

@@ -12,7 +12,7 @@ from ..buckets import real
 from ..comm import Comm, check_comm
 from ..compressors import Compressor, TopK
 from ..compressors.base import check_dense
-from ..compressors.blockwise import Blockwise
+from ..compressors.formats import Blockwise
 from ..kernels.cpu.units import COMPILED_VALUES
 from .transports import bytes_for, gathered, scattered, shared
 

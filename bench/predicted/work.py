@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 import baguakit as bk
-from baguakit.compressors.blockwise import Blockwise
+from baguakit.compressors.formats import Blockwise
 from baguakit.kernels import mixing, topk
 from baguakit.kernels.blockwise import definition as blocks
 from baguakit.kernels.cpu import units

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from baguakit import compressors
-from baguakit.compressors.blockwise import Blockwise
+from baguakit.compressors.formats import Blockwise
 from baguakit.kernels.blockwise import definition as blockwise
 from baguakit.kernels.blockwise.uniform import GRIDS
 
