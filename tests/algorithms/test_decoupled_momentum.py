@@ -9,7 +9,6 @@ from training import flat, loss, net, train
 
 import baguakit as bk
 from baguakit.algorithms.signs import (
-    Blocks,
     InCosines,
     cosines,
     transform_,
@@ -34,7 +33,9 @@ def drawn(length, *seed):
 
 
 def test_the_sides_of_blocks_divide():
-    assert [Blocks(0, d, 1).sides[0] for d in (0, 1, 7, 64, 67, 96, 100, 128, 768, 50257)] == [
+    assert [
+        layout_of(bk.Bucket([torch.zeros(d)]))[0].shape[3] for d in (0, 1, 7, 64, 67, 96, 100, 128, 768, 50257)
+    ] == [
         1,
         1,
         7,
@@ -61,7 +62,7 @@ def test_blocks_are_transformed_each_by_itself_the_largest_first():
             memory_format=torch.channels_last)], multiple_of=1000)  # fmt: skip
         layout, x = layout_of(bucket), drawn(bucket.flat.numel(), 1)
         x[bucket.flat.numel() - bucket.padding.numel() :] = 0
-        sides = [each.sides for each in layout]
+        sides = [tuple(each.shape[2:]) for each in layout]
         assert sides == [(64, 64), (32, 64), (8, 36), (1, 64), (6, 8), (7, 5), (1, 1), (1, 1), (1, 1)]
         u = torch.empty_like(x)
         transform_(x, u, layout)
