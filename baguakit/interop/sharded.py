@@ -357,4 +357,4 @@ def scatter(stage: Any, x: Tensor, state: State, comm: Comm) -> Tensor:
         # Only one rank sees that its shard is not finite, but then all ranks must keep their old residuals.
         return shard, comm.all_reduce(finite(shard).float(), ReduceOp.MIN) > 0
 
-    return stage.feed_back(x, state["residual"], inner).to(x.dtype)
+    return stage._feed_back(x, state["residual"], inner).to(x.dtype)

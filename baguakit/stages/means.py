@@ -301,9 +301,9 @@ class ErrorFeedback(Around):
         if comm.size == 1:
             return self.inner(x, state["inner"], comm)
         inner = partial(self.inner._call_with_check, state=state["inner"], comm=comm)
-        return x.copy_(self.feed_back(x, state["residual"], inner))  # nothing, where that is x
+        return x.copy_(self._feed_back(x, state["residual"], inner))  # nothing, where that is x
 
-    def feed_back(self, x: Tensor, e: Tensor, inner: Callable[..., tuple[Tensor, Tensor]]) -> Tensor:
+    def _feed_back(self, x: Tensor, e: Tensor, inner: Callable[..., tuple[Tensor, Tensor]]) -> Tensor:
         """Do  y ← inner(x + β e),  keep in `e` what that lost, and return y. It may overwrite `x`.
 
         `inner(y, residual=…)` returns its result, and whether it is finite on all ranks.
