@@ -101,7 +101,8 @@ class Flights:
 
     def launch_all(self, step, keep, factor):
         self.play.launched[self.rank][self.round] = self.play.made[self.rank]
-        self.air, self.round = {0: None}, self.round + 1
+        flight = SimpleNamespace(flight=SimpleNamespace(done=self.arrived))
+        self.air, self.round = {0: flight}, self.round + 1
 
     def arrived(self):
         launched = all(self.round - 1 in each for each in self.play.launched)
