@@ -38,14 +38,13 @@ class Call:
 
     operation: str  # its name in a policy, or the name of a method that is always exact
     outs: Sequence[Tensor]  # the tensors that it fills
-    whole: Sequence[Tensor]  # all tensors that are reduced, scattered or gathered, for their size
+    whole: Sequence[Tensor]  # all tensors that are reduced, scattered or gathered; of equal shapes on all ranks
     # The methods of the inner group that do it exactly, with their positional and named arguments.
     passed: Sequence[tuple[str, Sequence[Any], dict[str, Any]]]
     pieces: Sequence[tuple[Any, ...]] = ()  # the arguments of each of its `EXCHANGES`, without compressor and `Comm`
     op: Any = None  # of a reduction
     unlike: str = ""  # why it must be exact, if its tensors do not fit; the inner group raises errors
     root: int | None = None  # the root of a broadcast, reduce, gather or scatter
-    alike: Sequence[Tensor] | None = None  # of equal shape, dtype and layout on all ranks; None for `whole`
     splits: tuple[list[int], list[int]] | None = None  # of an all-to-all: values for each rank, and from each
 
     def described(self, exact: bool) -> str:
@@ -54,7 +53,7 @@ class Call:
         same = method.replace("_", "") in ("", self.operation.replace("_", ""))
         said = [self.operation] + ["exact" if same else f"exact by {method}"] * exact
         values, kinds, forms = 0, dict[str, None](), dict[str, None]()  # in order, each once
-        for x in self.whole if self.alike is None else self.alike:
+        for x in self.whole:
             values += x.numel()
             kinds[str(x.dtype).removeprefix("torch.")] = None
             layout = "" if x.layout is not torch.strided or x.is_contiguous() else f" with strides {x.stride()}"
@@ -159,10 +158,10 @@ def _exact(name: str) -> Callable[..., Any]:
         passed = [to(name, *args, **named)]
         options = next((each for each in (*args, named.get("opts")) if hasattr(each, "timeout")), None)
         root, op = (getattr(options, a, named.get(b)) for a, b in (("rootRank", "root"), ("reduceOp", "op")))
-        alike = tensors_in(args[1]) if name.startswith("gather") else tensors
+        whole = tensors_in(args[1]) if name.startswith("gather") else tensors  # only the root has tensors to fill
         fit = (root is None or 0 <= root < self.size()) and getattr(options, "rootTensor", 0) == 0
-        why = "" if name == "barrier" or (len(alike) == 1 and fit) else UNEQUAL
-        return self._launch(Call(name, tensors, tensors, passed, op=op, root=root, alike=alike, unlike=why))
+        why = "" if name == "barrier" or (len(whole) == 1 and fit) else UNEQUAL
+        return self._launch(Call(name, tensors, whole, passed, op=op, root=root, unlike=why))
 
     return method
 
@@ -175,10 +174,7 @@ def to(name: str, *arguments: Any, **named: Any) -> tuple[str, Sequence[Any], di
     """Return a call (name, arguments, named) of the inner group, without last and named arguments that are None."""
     while arguments and arguments[-1] is None:
         arguments = arguments[:-1]
-    for key in [*named]:
-        if named[key] is None:
-            del named[key]
-    return name, arguments, named
+    return name, arguments, {key: value for key, value in named.items() if value is not None}
 
 
 def parts(x: Tensor, sizes: Sequence[int], n: int) -> Sequence[Tensor]:
