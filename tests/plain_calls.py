@@ -276,11 +276,11 @@ REFUSED = (
     "timeline().window",
     *(f"attach().{name}" for name in ("leave", "recoverable", "on_regroup")),
     "Sampler().follow",  # these work in groups whose ranks come and go
-    # Nobody knows what all ranks have chosen, and `fixed`, `agree` and `agreed` are for those who launch.
+    # Nobody knows what all ranks have chosen.
     *(f"Chosen().{name}" for name in dir(bk.topology.Chosen) if name != "choose"),
 )
-# Of topologies and policies: their other methods or their room call it, with arguments that they have checked.
-HOOKS = {"links", "for_flight", "meeting", "objection", "phases"}
+# Of topologies, policies and stages: their other methods or their room call it, with arguments that they have checked.
+HOOKS = {"feed_back", "links", "for_flight", "meeting", "objection", "phases"}
 ALIASES = {
     "size": "group",
     "algorithms": "algorithm",
