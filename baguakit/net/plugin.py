@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..arguments import checked
+from ..arguments import checked, text
 
 SOURCE = Path(__file__).with_name("baguanet.c")
 LIBRARY = "libnccl-net-baguanet.so"
@@ -40,6 +40,8 @@ def build(out: str | os.PathLike[str] | None = None, *, compiler: str | None = N
         ValueError: there is no compiler, or the system is not Linux.
         RuntimeError: the compiler failed; with its output.
     """
+    if compiler is not None:
+        text("compiler", compiler)
     if platform.system() != "Linux":
         raise ValueError(f"the NCCL plugin is for Linux, and this is {platform.system()}")
     names = COMPILERS if compiler is None else (compiler,)
