@@ -247,12 +247,12 @@ def _collection(origin: type, each: Kind) -> Kind:
     def use(name: str, values: Any) -> Any:
         if not isinstance(values, origin) or isinstance(values, str | bytes | bytearray | Tensor | np.ndarray):
             return NO
-        if not isinstance(values, list | tuple | range):
+        if not isinstance(values, abc.Collection):  # an iterator has no second pass
             return values
         used = _all_used(name, values[:1] if isinstance(values, range) else values, repeat(each))
         if used is NO or type(values) not in (list, tuple) or all(map(is_, values, used)):
             return used if used is NO else values
-        return type(values)(used)
+        return tuple(used) if isinstance(values, tuple) else used
 
     words = {"Sequence": "a list", "Iterable": "a list"}.get(origin.__name__, f"a {origin.__name__}")
     return Kind(words if each is ANYTHING else f"{words}, each of it {each.words}", use)

@@ -279,8 +279,8 @@ REFUSED = (
     # Nobody knows what all ranks have chosen.
     *(f"Chosen().{name}" for name in dir(bk.topology.Chosen) if name != "choose"),
 )
-# Of topologies, policies and stages: their other methods or their room call it, with arguments that they have checked.
-HOOKS = {"feed_back", "links", "for_flight", "meeting", "objection", "phases"}
+# Of topologies and policies: their other methods or their room call it, with arguments that they have checked.
+HOOKS = {"links", "for_flight", "meeting", "objection", "phases"}
 ALIASES = {
     "size": "group",
     "algorithms": "algorithm",

@@ -260,7 +260,7 @@ def read_graphs(graphs: list[Any], taker: str) -> tuple[list[Any], list[set[tupl
                 # Elements of a tensor never compare equal as dict keys.
                 pairs = [(a, b) for a, b in (graph.tolist() if hasattr(graph, "tolist") else graph)]
                 some = [node for edge in pairs for node in edge]
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RuntimeError):
             raise TypeError(
                 f"graph of {taker} is a networkx graph, or anything with nodes and edges, or pairs of nodes, "
                 f"not {describe(graph)}"
@@ -284,7 +284,7 @@ def _rounds(graph: Any) -> list[Any]:
         return [graph]
     try:
         first, *others = list(graph) or [None]
-    except TypeError:  # a tensor or an array without dimensions says that it is iterable
+    except (TypeError, RuntimeError):  # tensors that are sparse or have no dimensions say that they are iterable
         return [graph]
     pair = isinstance(first, tuple | list) and len(first) in (2, 3) and not isinstance(first[0], tuple | list)
     return [graph] if first is None else [[first, *others]] if pair else [first, *others]
