@@ -1,8 +1,8 @@
-"""Ranks that come and go: training continues when ranks are lost, and new ranks can join.
+"""Elastic groups: training continues when ranks are lost, and new ranks can join.
 
-All ranks meet in a key-value store, and agree there on the members of the next *round*. A round ends when a connection
-breaks. It also ends when a process waits to join or a rank leaves, after a step that all ranks agree on. Then all ranks
-meet again, and continue from their last complete steps.
+Training runs in *rounds*, each with a fixed set of ranks, on which all ranks agree through a key-value store. A round
+ends at once when a connection breaks. When a process waits to join or a rank leaves, the round ends after a step that
+all ranks agree on. Then the next round begins, from the last complete step.
 """
 
 import sys

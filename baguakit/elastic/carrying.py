@@ -1,13 +1,13 @@
-"""The state that is carried from one round to the next: each rank keeps its own, or takes the state of a peer.
+"""The state that passes from one round to the next: each rank keeps its own state, or receives the state of a peer.
 
-    steps  ←  max_r steps_r                     over the survivors
-    one    =  the lowest rank with these steps
-    x_r    ←  x_one    under rules that give all ranks the same weights, where rank r has made fewer steps;
-              x_r      under other rules;
-              x_peer   on a rank that has joined.
+Let rank r have the state x_r after steps_r complete steps. The *survivors* are the ranks that have trained before.
 
-The state of a stage is carried as the stage declares for another number of ranks. A `mean` is taken over the ranks that
-have kept their own state: they multiply it by n / kept, the others by 0, before the mean over all n ranks.
+    steps  ←  max_r steps_r    over the survivors
+    x_r    ←  x_peer           if rank r has joined; or if the rules keep weights equal on all ranks, and rank r has
+                               fewer steps, or other weights, than the lowest rank with the most steps
+
+A peer is a rank that keeps its state. `Stage.elementwise` declares what happens to the state of a stage. If it declares
+"mean", the k ranks that keep their state multiply it by n / k, other ranks by 0, and then all n ranks average it.
 """
 
 import io
@@ -32,7 +32,7 @@ Kept = dict[str, Any]
 
 @dataclass(eq=False)
 class Carrying:
-    """The state of one attachment on its way into a round."""
+    """The state with which one attachment enters a round."""
 
     engine: Engine
     kept: Kept | None  # None on a rank that has joined
@@ -41,7 +41,7 @@ class Carrying:
     steps: int = 0  # the steps that the survivors made in the previous round
 
     def fill(self) -> None:
-        """Set weights, buffers and optimizer state to the state in which the round begins. Collective."""
+        """Set weights, buffers and optimizer state to their values at the begin of the round. Collective."""
         if self.survivors:
             self.engine.together("what all ranks have kept", self._fill)
         else:
@@ -61,7 +61,7 @@ class Carrying:
         acting = [rule for rule in engine.setup.rules if rule.acts(max(0, step - 1))]
         same = all(rule.what == "grad" and rule.stage.same_on_all_ranks for rule in acting)  # weights on all ranks
         self.holders = [r for r, each in known.items() if not same or (each[0], each[2]) == (step, known[one][2])]
-        # Each rank without a state takes the state of a rank that has one: it receives all of it before it uses any.
+        # Each rank that does not keep its state receives a holder's, and loads nothing before all of it has arrived.
         needy = [rank for rank in range(comm.size) if rank not in self.holders]
         source = {rank: self.holders[i % len(self.holders)] for i, rank in enumerate(needy)}
         state = packed(engine, kept) if comm.rank in source.values() else torch.empty(0, dtype=torch.uint8)
@@ -108,7 +108,7 @@ def packed(engine: Engine, kept: Kept | None) -> Tensor:
 
 @torch.no_grad()
 def unpacked(engine: Engine, state: Tensor) -> Kept:
-    """Load the state of another rank, and return its `Kept`. Reading the state runs no code that a peer has chosen.
+    """Load the bytes `state` of another rank, and return the `Kept` in them. A peer's bytes cannot run code.
 
     Raises:
         pickle.UnpicklingError: the state holds objects other than tensors and plain values.
@@ -124,10 +124,10 @@ def unpacked(engine: Engine, state: Tensor) -> Kept:
 
 
 def keep(engine: Engine, error: BaseException | None) -> Kept:
-    """Take an attachment out of the round, and return its state after the last complete step.
+    """Stop an attachment at the end of its round, and return its state after the last complete step.
 
-    Without an error, all ranks do this together after the same step, and nothing is lost. With an error, the changes of
-    the unfinished step are lost.
+    If `error` is None, all ranks call this after the same step, and no step is lost. Otherwise the changes of the
+    unfinished step are lost.
     """
     if error is None:
         for runner in engine.runners:

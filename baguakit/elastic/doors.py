@@ -1,12 +1,12 @@
-"""Doors: sockets on gloo's interface, to which other processes connect to learn whether this one can be reached.
+"""Doors: a process listens on a socket, its door; others connect to this socket to see whether they can reach it.
 
-    OPEN     connected
-    GONE     refused by its host, or closed: the process has ended
-    SILENT   no answer for `ANSWERS` seconds, or no route: the link is broken, or the host is off
-    ""       not known yet, or the process has no door
+    OPEN     the door has accepted the connection
+    GONE     the host has refused the connection or closed it: the process has ended
+    SILENT   there is no route, or the host has not answered for `ANSWERS` seconds: the link is broken, or the host off
+    ""       the state is not known yet, or the process has no door
 
-The kernel answers, so a process that computes or is stopped has an open door. Nothing is sent over these connections,
-and the store is not used.
+The kernel accepts connections, so the door of a process that computes or is stopped is open, too. Doors use gloo's
+network interface. Nothing is sent over these connections, and the store is not used.
 """
 
 import errno
@@ -24,7 +24,7 @@ SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of an interface
 
 
 class Door:
-    """The door of this process. Forked processes do not keep it open."""
+    """The door of this process. A forked child closes its copy, so that the door closes when this process ends."""
 
     def __init__(self) -> None:
         self.address = ""
@@ -39,7 +39,7 @@ class Door:
         os.register_at_fork(after_in_child=self.close)
 
     def let_in(self) -> None:
-        """Accept new connections, and close those whose other end has closed."""
+        """Accept new connections, and close connections that the other process has closed."""
         with self._lock:
             for each in self._sockets[1:]:
                 if not is_open(each):
@@ -58,13 +58,13 @@ class Door:
 
 
 class Knocks:
-    """The connections of this process to the doors of others. Not thread-safe."""
+    """The connections of this process to the doors of other processes. Not thread-safe."""
 
     def __init__(self) -> None:
         self._made: dict[str, tuple[socket.socket, float]] = {}  # by address; since when. Closed: the door is gone
 
     def knock(self, address: str) -> str:
-        """Return the state of a door, without waiting."""
+        """Return the state of the door at `address`: OPEN, GONE, SILENT or "". Do not wait for an answer."""
         if not address:
             return ""
         host, _, port = address.rpartition(":")
@@ -102,7 +102,7 @@ def is_open(made: socket.socket) -> bool:
 
 
 def own_address() -> str:
-    """Return the address on which gloo accepts connections: of its interface, or of the name of this host.
+    """Return gloo's own address: of the interface in GLOO_SOCKET_IFNAME, else of the host's name, else 127.0.0.1.
 
     Raises:
         OSError: the interface has no IPv4 address.

@@ -1,4 +1,4 @@
-"""The membership of this process, which carries its attachments from round to round; its group, and how to join."""
+"""Membership in an elastic group: `join`, the group's `Comm`, and attachments that continue in the next round."""
 
 import atexit
 import contextlib
@@ -41,9 +41,9 @@ class Change:
         before: for each rank, its rank before the change; None for a rank that has joined.
         lost: the names of lost ranks: host and process number.
         steps: the number of optimizer steps made in the previous group.
-        step: the number of optimizer steps made in all, at which all ranks continue.
-        seconds: the time from the end of the last step to now, on this rank.
-        why: the reason, a sentence.
+        step: the number of optimizer steps made since training began; all ranks continue with the next step.
+        seconds: the time since this rank noticed the end of the round; 0 on a rank that joins.
+        why: the reason for the change, a sentence; "" on a rank that joins.
     """
 
     rank: int
@@ -83,7 +83,7 @@ class Membership(Rounds):
         return self
 
     def start(self, engine: Engine) -> None:
-        """Start an attachment in this round, or in a later one if this one breaks. Collective."""
+        """Start an attachment in this round, or in a later round if this round breaks. Collective."""
         self.used = True
         self._kept[engine] = None
         self._engines.append(engine)
@@ -99,7 +99,7 @@ class Membership(Rounds):
             raise
 
     def _start(self, engine: Engine) -> Change | None:
-        """Start an attachment in this round; return the change, or None if no rank has trained before."""
+        """Start an attachment in this round; return a `Change`, or None if no rank has trained before."""
         assert self.round is not None
         round, survivors = self.round, self.round.survivors()
         carrying = Carrying(engine, self._kept.get(engine) if round.rank in survivors else None, survivors)
@@ -118,7 +118,7 @@ class Membership(Rounds):
         return Change(round.rank, round.size, before, (), carrying.steps, engine.clock.step, 0.0, "")
 
     def ended(self, engine: Engine) -> None:
-        """Note that an attachment is detached; if it was the last one, leave the group."""
+        """Forget an attachment that is detached; leave the group if no attachment is left."""
         self._kept.pop(engine, None)
         self._engines = [each for each in self._engines if each is not engine]
         if not self._engines:
@@ -164,11 +164,11 @@ class Membership(Rounds):
         self._touched = time.monotonic()
 
     def _is_loss(self, error: RuntimeError) -> bool:
-        """Return whether a lost rank may have caused an error: a PeerError, one of the network, or at a round's end."""
+        """Return whether a lost rank may be the cause: of a PeerError, a network error, or any after a round's end."""
         return isinstance(error, (PeerError, dist.DistError)) or bool(self.why) or bool(GLOO.match(str(error)))
 
     def regroup(self, error: BaseException | None) -> None:
-        """Meet again, and continue from the last complete step; `error` is None after a pause that all agreed on."""
+        """Enter the next round, and continue from the last complete step. `error` ended the old one; None: a pause."""
         began, old = time.monotonic(), self.round
         why = str(self.pausing.plan["why"] if error is None else error)
         self._stuck = self._stuck or (None if error is None else began)
@@ -189,7 +189,7 @@ class Membership(Rounds):
                 refused += 1
                 for engine in self._engines:
                     engine.make_setup(engine.make)  # raises if this group cannot work, such as pairs of an odd number
-                # A rank that has joined may have attached something else: it raises, and will be gone.
+                # If a rank that has joined has another setup, that rank raises the error and ends; others meet again.
                 if refused == FRUITLESS or self.round is None or self.round.rank not in self.round.survivors():
                     raise
                 self._keep(differs)
@@ -210,7 +210,7 @@ class Membership(Rounds):
         return [] if self.round is None else [member.name for member in self.round.members]
 
     def _cut_from(self) -> str:
-        """Return the names of the members of the round that do not answer at their doors."""
+        """Return the names of members whose doors do not answer, joined by commas. Wait some seconds for answers."""
         knocks, members = Knocks(), () if self.round is None else self.round.members
         while (silent := silent_of(members, knocks)) is None:  # for a few seconds
             time.sleep(0.02)
@@ -218,7 +218,7 @@ class Membership(Rounds):
         return ", ".join(silent)
 
     def _keep(self, error: BaseException | None) -> BaseException | None:
-        """Take attachments out of the round, and keep their states; return the error that ended the round, if any."""
+        """Stop all attachments, and store their states. Return the error that ended the round, or None."""
         for engine in self._at_work():
             if error is None:
                 try:
@@ -235,7 +235,7 @@ class Membership(Rounds):
         return error
 
     def _report(self, change: Change | None, old: Round | None, why: str, seconds: float, error: Any) -> None:
-        """Call the callbacks with the change; rank 0 also logs it."""
+        """Complete `change` and pass it to the callbacks of `on_regroup`; rank 0 logs it. If it is None, do nothing."""
         if change is None or self.round is None:
             return
         here = self._names()
@@ -249,17 +249,17 @@ class Membership(Rounds):
         if change.rank == 0:
             lost = f"; lost: {', '.join(gone)}" if gone else ""
             log.warning("%d ranks go on from step %d after %.1f s%s; %s", change.ranks, change.step, seconds, lost, why)
-        # If the first callbacks of a rank were interrupted, callbacks that it registers later get this change.
+        # Until its first step, a rank that has joined passes the latest change to each callback that it registers.
         self._joined = change if change.before[change.rank] is None or self._joined is not None else None
         for callback in self._callbacks:
             callback(change)
 
 
 def free() -> None:
-    """Free the groups of rounds that are over: reference cycles of errors and their frames hold them.
+    """Free the process groups of past rounds, which reference cycles of errors and their frames keep alive.
 
-    A garbage collection stops all threads for a while, so it runs after the first steps of the round. A thread that
-    still waits in a group holds the group until the timeout of its messages.
+    A garbage collection stops all threads for a while, so it runs after the first steps of the new round. A thread
+    that still waits for a message in a group keeps this group alive until the message times out.
     """
     pause = FIRST_STEPS
     time.sleep(pause)
@@ -291,10 +291,10 @@ def warn_if_unused(is_used: Callable[[], bool]) -> None:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ElasticComm(Comm):
-    """A group of ranks that come and go: `group`, `rank` and `size` are those of the present round.
+    """A group of ranks that come and go: `group`, `rank` and `size` are those of the current round.
 
-    Its collectives raise a `PeerError` when the round ends, so that `recoverable` can continue. `all_reduce_later` and
-    the other methods that return work wait for a lost rank until the timeout of ten minutes.
+    Its collectives raise a `PeerError` when the round ends, so that `recoverable` can continue. The work that
+    `all_reduce_later` and other methods return is an exception: it waits for a lost rank for up to ten minutes.
     """
 
     membership: Any = None  # type: ignore[misc]
@@ -329,7 +329,7 @@ def join(
     last_call: Annotated[float, Range(0.05, 600)] = 1.0,
     patience: Annotated[float, Range(1)] = 600.0,
 ) -> Comm:
-    """Join a group whose ranks come and go, and return it when enough ranks are there.
+    """Join a group whose ranks come and go; wait for enough ranks, and return the group's `Comm`.
 
         comm = bk.elastic.join("host:29400", least=2)
         with bk.attach(model, optimizer, bk.algorithms.bytegrad(), comm=comm) as att:
@@ -338,22 +338,22 @@ def join(
                     ...
 
     Start one process for each rank, with the same arguments, by hand, by ssh or by a scheduler. `torchrun` and
-    `init_process_group` are not needed. `comm.rank` and `comm.size` follow the group. Load data and build the model
-    before this call: the other ranks wait while this one works between `join` and `bk.attach`. Start the store with
-    `python -m baguakit.store`, best on a machine that does not train. Whoever reaches the store can run code in every
-    rank: bind it to a private network or a VPN.
+    `init_process_group` are not needed. `comm.rank` and `comm.size` change with the group. Load data and build the
+    model before this call, because all ranks wait for a rank that is between `join` and `bk.attach`. Start the store
+    with `python -m baguakit.store`, best on a machine that does not train. Anyone who can connect to the store can run
+    code on every rank, so bind the store to a private network or a VPN.
 
-    After a call in the main thread, SIGTERM makes this rank leave the group after the current step, like `att.leave()`.
+    If called in the main thread, this makes SIGTERM leave the group after the current step, like `att.leave()`.
 
     Args:
-        endpoint: "host:port" of the store; the port may be left out: 29400.
-        least: the smallest number of ranks that train; fewer ranks wait for more, and print a line from time to time.
+        endpoint: "host:port" of the store; without ":port", the port is 29400.
+        least: the smallest number of ranks that train; fewer ranks wait for others, and print a line at times.
         most: the largest number of ranks, up to 64; further processes wait until a rank is lost.
-        every: new ranks join after a step whose number is a multiple of this; equal to `every` of `diloco`, if used.
+        every: new ranks join after a step whose number is a multiple of this. With `diloco`, pass its `every`.
         name: distinguishes trainings that share a store.
-        keep_alive: the seconds between two signs of life of a rank; also the seconds to answer when a round ends.
+        keep_alive: the seconds between two signs of life of a rank; also the time to answer when a round ends.
         last_call: the seconds for which a new group of at least `least` ranks waits for more ranks.
-        patience: the seconds after which this call, or a rank whose group is too small or cannot be reached, gives up.
+        patience: the seconds for which a rank waits for a group, in this call or later, before it raises TimeoutError.
             If no step is made for this time, ranks that cannot reach all others are left out.
 
     Raises:
@@ -368,6 +368,6 @@ def join(
     membership.follow = comm.follow
     warn_if_unused(lambda: membership.used)
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        # On a thread: the signal may have interrupted a call of the store.
+        # `leave` runs on a thread, because the signal may have interrupted another call to the store.
         signal.signal(signal.SIGTERM, lambda *_: run(membership.leave, "leave"))
     return comm

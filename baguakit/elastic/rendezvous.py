@@ -1,33 +1,34 @@
-"""Members of a round, how they meet for the next round, and how a round pauses for the meeting.
+"""The meeting that fixes the members of the next round, and the pause that ends a round for such a meeting.
 
-**Meetings.** In the store, processes agree on who is in the next round. Every round has exactly one successor.
+**Meetings.** Processes agree on the members of the next round in these keys of a store:
 
-    came     who has come to the meeting, in order
-    closed   the members of the resulting round, by rank: written once, by compare-and-set
-    over     the round is over
-    broken   why the round is over, if ranks did not agree on it; told: there is `broken`, or a plan of a pause
-    alive/r  member r has heard that the round is over, and will come
-    gone/r   member r will not come
-    cut      why somebody was left out
-    beat/r   a count that member r increases from time to time; waits/NAME: the same, of a process that has come
+    came        the processes that have come to the meeting, in order
+    waits/NAME  a counter that process NAME increases from time to time after it has come
+    closed      the members of the new round, by rank: written once, by compare-and-set
+    cut         the reason why processes were left out of the new round
+    over        the round is over
+    broken      the reason why the round is over, if ranks did not agree on a pause
+    told        `broken` or the plan of a pause has been written
+    alive/r     member r has heard that the round is over, and will come to the next meeting
+    gone/r      member r will not come
+    beat/r      a counter that member r increases from time to time
 
-A meeting closes when the previous round is over, and each of its members has come, will not come, has a closed door
-(`doors.py`), or has not answered for a moment. The process that came first closes the meeting. Processes that come too
-late come to the next meeting. A new process comes when it reaches the doors of all living members of the last round.
+A meeting closes when the previous round is over, and each member of that round has come, will not come, has a closed
+door (`doors.py`), or has not answered in time. The process that came first closes the meeting. Later processes come to
+the next meeting. A new process comes once it reaches the doors of all living members of the previous round.
 
-If no step has been made for the patience, each member tells which others do not answer at their doors. Members are left
-out, one after another, until all remaining members reach each other.
+If no step has been made within the patience, each member writes whose doors do not answer. Then members are left out,
+one after another, until all remaining members reach each other.
 
-The rendezvous of `torch.distributed.elastic` is not used. Its waiting ranks miss rounds by chance. On a busy machine it
-takes living ranks for dead. A rank whose training hangs while its threads live keeps all others waiting.
+`torch.distributed.elastic` is not used: its rendezvous can miss waiting ranks, takes slow ranks for dead ones, and
+waits for a rank whose training hangs but whose threads run.
 
-**Pauses.** All ranks end a round after the same step, and no step is lost.
+**Pauses.** All ranks end the round after the same step `until`, so that no step is lost:
 
     until  =  1 + max_r at_r        rounded up to a multiple of `every`
 
-where at_r is the number of steps that rank r had made when it heard of the pause. The thread that hears of the pause
-tells at_r to the others, so that no rank waits for a step of another. From then on a rank ends a step only when it
-knows `until`.
+Here at_r is the number of steps that rank r has made when it hears of the pause. A background thread writes at_r, so no
+rank waits until another has ended its step. Once it has written at_r, a rank ends a step only when it knows `until`.
 """
 
 import json
@@ -103,7 +104,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Round:
-    """A round: a group of ranks that know each other."""
+    """A round: a group whose members do not change."""
 
     number: int  # 1, 2, 3 …
     store: Any  # the part of the key-value store that only this round uses
@@ -115,25 +116,25 @@ class Round:
         return len(self.members)
 
     def survivors(self) -> list[int]:
-        """Return the ranks that come from the latest round with a complete state; [] if training begins."""
+        """Return the ranks whose complete state is from the latest round; [] if no rank has a complete state."""
         latest = max(member.latest for member in self.members)
         return [rank for rank, member in enumerate(self.members) if latest and member.latest == latest]
 
 
 class Counts(dict[str, tuple[int, float]]):
-    """The latest values of counts in the store, and when they were seen. Other processes raise them while they live."""
+    """The last seen values of counters in the store, with times. A living process keeps increasing its counter."""
 
     def rise(self, store: Any, key: str, now: float, seconds: float) -> bool:
-        """Return True if a count was raised within the last `seconds`, or has been watched for less time."""
+        """Return True if counter `key` has risen in the last `seconds`, or has been watched for less than `seconds`."""
         if (count := store.add(key, 0)) != self.get(key, (None, now))[0]:
             self[key] = (count, now)
         return now - self[key][1] < seconds
 
 
 class Rendezvous:
-    """The meeting for round `number`, as this process sees it; `store` is the part of the store for this training.
+    """The meeting that begins round `number`, for this process. `store` holds the keys of this training only.
 
-    `stuck` is a function that returns whether no step has been made for the patience.
+    `stuck()` returns whether no step has been made within the patience.
     """
 
     def __init__(
@@ -152,7 +153,7 @@ class Rendezvous:
         self._enough: float | None = None  # when the least had come
 
     def wait(self, look: Callable[[], None]) -> tuple[Member, ...]:
-        """Wait until the meeting is closed, and return the members of the round; `look` may raise to stop waiting.
+        """Wait until the meeting is closed, and return the members of the round. If `look()` raises, stop waiting.
 
         Raises:
             ValueError: this process has other settings than the members of the group.
@@ -174,14 +175,14 @@ class Rendezvous:
         return members_of(self.here)
 
     def _look(self, now: float) -> None:
-        """Look at the meeting once; close it if all are there and this process came first."""
+        """Read the keys of the meeting once; close the meeting if all have come and this process came first."""
         self.here.add(f"waits/{self.me.name}", 1)
         said = [Member(**json.loads(line)) for line in self.here.get("came").splitlines()]
         came = list({member.name: member for member in said}.values())  # what each has said last
         first = next(member for member in came if self._waits(member, now))
         if not self._old:
             self._check_agreed(first)
-        # If no step has been made for long, here or on another rank, this process first tells who does not answer.
+        # If this rank or another has made no step within the patience, this rank first writes whose doors are SILENT.
         if self._old and self.me.cut is None and (self.stuck() or any(member.cut is not None for member in came)):
             others = [member for member in came if member.name != self.me.name]
             if (silent := silent_of(others, self._knocks)) is not None:
@@ -222,7 +223,7 @@ class Rendezvous:
         return self._knocks.knock(member.door) != GONE and self._counts.rise(self.here, waits, now, ABSENCE)
 
     def _all_here(self, came: list[Member], kept: list[Member], now: float) -> bool:
-        """Return True if nobody else is expected, and the members that are kept are enough."""
+        """Return True if no other process is expected, and `kept` has enough members."""
         names = {member.name for member in came}
         if self.before:
             if not self.last.check(["over"]):
@@ -252,7 +253,7 @@ class Rendezvous:
         return self._counts.rise(self.last, f"beat/{r}", now, self.settings.silence)
 
     def _close(self, came: list[Member], out: list[Member]) -> None:
-        """Write the members: first those of the previous round, in their order. Another process may write before."""
+        """Write the new round's members: old members in their order, then new ones. Only the first write counts."""
         ordered = sorted(came, key=lambda member: self._places.get(member.name, len(self._places)))
         members = [asdict(replace(member, cut=None)) for member in ordered[: self.settings.most]]
         said = []
@@ -266,9 +267,9 @@ class Rendezvous:
 
 
 def unbroken(present: list[Member], places: Mapping[str, int]) -> list[Member]:
-    """Return members that all reach each other: remove the member with the most broken pairs, again and again.
+    """Remove the member in the most broken pairs until no pair is broken, and return the remaining members.
 
-    Among several such members, remove the last one by `places`, the ranks in the previous round.
+    In a broken pair, one member does not reach the other. A tie removes the last member by `places`, the old ranks.
     """
     kept = list(present)
     while pairs := {frozenset((a.name, b.name)) for a in kept for b in kept if b.name in (a.cut or ())}:
@@ -278,7 +279,7 @@ def unbroken(present: list[Member], places: Mapping[str, int]) -> list[Member]:
 
 
 def silent_of(members: Iterable[Member], knocks: Knocks) -> list[str] | None:
-    """Return the names of the members that do not answer at their doors; None while some states are unknown."""
+    """Return the names of the members whose doors are SILENT; None while the state of a door is not known."""
     states = {member.name: knocks.knock(member.door) if member.door else GONE for member in members}
     return None if "" in states.values() else [name for name, state in states.items() if state == SILENT]
 
@@ -289,7 +290,7 @@ def members_of(store: Any) -> tuple[Member, ...]:
 
 
 def latest_round(store: Any, known: int) -> int:
-    """Return the number of the latest round; 0 for none. `known` is a number that is not larger."""
+    """Return the number of the latest round; 0 if there is none. `known` is the latest number known so far."""
     number = max(known, int(store.get("round")) if store.check(["round"]) else 0)
     while store.check([f"{number + 1}/closed"]):
         number += 1
@@ -302,7 +303,7 @@ def tell_broken(store: Any, why: str) -> None:
 
 
 def delete_before(store: Any, number: int) -> Iterator[str]:
-    """Delete the keys of all rounds before `number` from the store, one at a time, and yield each: it may take long."""
+    """Delete the keys of rounds before `number`; yield after each key, since there may be many."""
     for key in store.list_keys():
         if (round := key.partition("/")[0]).isdecimal() and int(round) < number:
             store.delete_key(key)
@@ -310,9 +311,9 @@ def delete_before(store: Any, number: int) -> Iterator[str]:
 
 
 class Pause:
-    """The pause of a round; only the first plan of a round counts.
+    """The pause of a round: all ranks end the round after the same step. Only the first plan of a pause counts.
 
-    `step` returns the step of this rank; -1 if ranks do not wait for each other, so that each may stop at once.
+    `step()` is the number of steps of this rank; -1 if ranks do not wait for each other: then each may stop at once.
     """
 
     def __init__(self, round: Round, step: Callable[[], int]) -> None:
@@ -326,14 +327,14 @@ class Pause:
         self.round.store.set("told", "")
 
     def heard(self) -> None:
-        """Read the plan, and tell the others the step of this rank. Called on the thread that hears of the plan."""
+        """Read the plan of the pause, and write this rank's step to the store. Runs on the thread of `_pulse`."""
         self.plan = json.loads(self.round.store.get("plan"))  # first, so that a step that ends now waits for all
         self.round.store.set(f"at/{self.round.rank}", str(self.step()))
 
     def due(self, step: int) -> bool:
-        """Return True if the round ends at this step.
+        """Return True if the round ends after `step`. Once a pause is planned, wait until all ranks have written steps.
 
-        A rank that does not tell its step in time has been lost: the first message to it shows that.
+        If a rank has not written its step in time, return False: the rank is lost, so the next message to it fails.
         """
         if not self.plan:
             return False

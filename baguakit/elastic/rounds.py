@@ -1,4 +1,4 @@
-"""Rounds: this process meets the others, notices the end of a round, and tells all ranks if the round ends here."""
+"""Rounds: this process enters each round, notices the end of the round, and tells all ranks when it ends a round."""
 
 import contextlib
 import logging
@@ -39,9 +39,9 @@ TOLD = 1.0  # seconds to wait for the store to accept a request of `tell`
 
 
 class Left(SystemExit):
-    """This rank has left the group: by `Attachment.leave`, or by SIGTERM. Uncaught, it ends the process with status 0.
+    """Raised when this rank has left the group, after `Attachment.leave` or SIGTERM. Uncaught, it exits with status 0.
 
-    `except Exception` does not catch it, as it does not catch any SystemExit.
+    It is a SystemExit, which `except Exception` does not catch.
     """
 
     __module__ = "baguakit.elastic"  # tracebacks show the public name
@@ -61,12 +61,12 @@ class Search:
     looked: float = field(default_factory=time.monotonic)  # when the store last answered or failed
 
     def silence(self) -> float:
-        """Return the seconds for which the store has not answered; 0 up to `UNANSWERED`."""
+        """Return the seconds since the store last answered; 0 if they are at most `UNANSWERED`."""
         seconds = time.monotonic() - self.looked
         return seconds if seconds > UNANSWERED else 0.0
 
     def line(self, least: int, patience: float | None = None) -> str:
-        """Return a line that tells what this process waits for; with `patience`, why the search has timed out."""
+        """Return a line that says what this process waits for; with `patience`, why the search has timed out."""
         silence = self.silence()
         if why := self.failed or (silence and f"no answer for {silence:.1f} s"):
             return f"the store at {self.where} cannot be reached: {why}"
@@ -84,7 +84,7 @@ class Search:
 
 
 def run(work: Callable[[], Any], name: str) -> threading.Thread:
-    """Do the work on a daemon thread, and return the thread."""
+    """Call `work()` on a new daemon thread, and return the thread."""
     thread = threading.Thread(target=work, name=f"baguakit {name}", daemon=True)
     thread.start()
     return thread
@@ -122,15 +122,15 @@ class Rounds:
         self._waiting: list[Future[Any]] = []  # collectives that the program itself calls
 
     def step(self) -> int:
-        """Return the step of this rank; -1 if ranks do not wait for each other."""
+        """Return the number of steps of this rank; -1 if ranks do not wait for each other."""
         raise NotImplementedError
 
     def meet(self) -> None:
-        """End the present round here, and meet the others in the next one.
+        """End the current round on this rank, and wait until the next round with this rank has begun.
 
         Raises:
             TimeoutError: no round has begun within the patience, or the store cannot be reached.
-            ValueError: this process has other settings than the others.
+            ValueError: this process has other settings than the group.
             Left: this process has been asked to leave meanwhile.
         """
         self.end_round()
@@ -168,7 +168,7 @@ class Rounds:
         run(partial(self._pulse, round, self.pausing, self._over), "pulse")
 
     def _find(self, found: "Future[Round]", search: Search) -> None:
-        """Set the result of `found`: the next round that has this process, or the error that ended the search."""
+        """Set `found` to the next round with this process, or to the error that ended the search. Runs on a thread."""
 
         def look() -> None:
             search.looked = time.monotonic()
@@ -221,7 +221,7 @@ class Rounds:
         return self._stuck is not None and time.monotonic() - self._stuck > self.settings.patience
 
     def end_round(self, gone: bool = False) -> None:
-        """End the round here: tell the others, and abort its group. `gone`: this process does not come to the next."""
+        """End the round on this rank: tell the others, and abort the group. With `gone`, this process has left."""
         if self.round is not None:
             round, self.round = self.round, None
             self._over.set()
@@ -245,7 +245,7 @@ class Rounds:
             monitor.fail(self.why)
 
     def broken(self, round: Round | None, why: str) -> None:
-        """End a round on this rank and on all others, if it is the present round."""
+        """End `round` on all ranks, for the reason `why`. Do nothing if it is not the current round."""
         if round is None or round is not self.round or self.why:
             return
         self.why = why
@@ -258,10 +258,10 @@ class Rounds:
         abort_all([self.group])
 
     def during(self, work: Callable[[], Any], group: Any) -> Any:
-        """Return `work()`, a collective. It runs on a thread, since gloo's waits do not end when a group is aborted.
+        """Run the collective `work` on a thread, and return its result. If the round ends, do not wait for gloo.
 
-        On a GPU the host waits for the collective if `group` is the group of the round. Messages of attachments have
-        other groups, and a monitor that waits for them.
+        Gloo's waits do not end when a group is aborted. On a GPU the host waits for the collective if `group` is the
+        group of the round. The attachments use other groups, and their monitors wait.
 
         Raises:
             PeerError: the round is over, or ends meanwhile.
@@ -291,9 +291,9 @@ class Rounds:
     def _pulse(self, round: Round, pausing: Pause, over: threading.Event) -> None:
         """Send signs of life, watch the next rank, and end or pause the round when the store says so. Runs on a thread.
 
-        Rank 0 asks for a pause when processes wait to join. The round ends on this rank if the store does not answer:
-        without the store this rank cannot know that the others have continued without it. A lost rank usually closes
-        its connections, which is noticed at once. A lazy group may not be connected yet: gloo waits until its timeout.
+        Rank 0 asks for a pause when processes wait to join. If the store does not answer, the round ends on this rank,
+        because the other ranks may have continued without it. Gloo notices a lost rank at once if it is connected to
+        this rank; but a lazy group may not be connected yet, and would wait until its timeout.
         """
         store, settings, all_rounds = round.store, self.settings, self._store
         after, counts, knocks = round.members[(round.rank + 1) % round.size], Counts(), Knocks()
