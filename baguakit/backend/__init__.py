@@ -1,6 +1,6 @@
 """A backend of `torch.distributed` with compressed collectives: `register()`, then `init_process_group("bagua")`.
 
-`exact()` makes the collectives of a part of a program exact. `report()` tells how each operation was sent.
+Inside `with exact():` collectives are exact. `report()` returns how each operation was sent.
 """
 
 import sys

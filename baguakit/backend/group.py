@@ -30,10 +30,10 @@ CPU = torch.device("cpu")
 
 
 class BaguaGroup(Methods):
-    """A process group over gloo for tensors on the CPU, and NCCL for those on a GPU. Collective.
+    """The process group of the backend: it uses gloo for tensors on the CPU, and NCCL on a GPU. Collective.
 
-    Compressed collectives run on a lane, in separate groups and in the order of the calls. The monitor watches all
-    collectives, and names the rank at fault if one does not end. `options` is the object that torch passes to backends.
+    Compressed collectives run on a lane in the order of the calls, in separate process groups. The monitor watches all
+    collectives: if one hangs, it names the rank at fault. `options` is the object that torch passes to backends.
 
     Raises:
         ValueError: ranks have different policies; the error names one of these ranks.
@@ -92,7 +92,7 @@ class BaguaGroup(Methods):
         return self._timeout
 
     def _channel(self, device: torch.device) -> Channel:
-        """Return the lane of tensors on a device, and the groups that only it uses. Collective at the first call."""
+        """Return a device's channel: a lane, and groups that only this lane uses. Collective at the first call."""
         kind = device.type
         if kind not in self._channels:
             flows = self.policy.flows if kind == "cpu" else 1
@@ -156,7 +156,7 @@ class BaguaGroup(Methods):
             over_gloo = call.operation == "barrier" and not torch.cuda.is_available()  # which prefers NCCL
         if n > 1 and self.policy.compare and not call.unlike and over_gloo:  # it refuses nothing, as far as can be seen
             return self._compared(call, collective)
-        # Torch chooses the backend by the tensors. Without tensors, gloo itself reports which are missing.
+        # Torch chooses the backend by the tensors. Without tensors, gloo raises an error that says what is missing.
         inner = self._inner if tensors or call.operation == "barrier" else self._inner._get_backend(CPU)
         collective.flight = passed = Passed([self._call(inner, collective, *each) for each in call.passed])
         if device.type == "cuda":
@@ -166,7 +166,7 @@ class BaguaGroup(Methods):
         return Work(collective, self._monitor, call.outs, beside, self._dropped)
 
     def _compared(self, call: Call, collective: Collective) -> Work:
-        """Run a collective over gloo, after earlier ones, when all ranks are known to make the same call."""
+        """Run an exact collective over gloo, after earlier calls, once all ranks are known to make the same call."""
         channel, number = self._channels["cpu"], next(self._rounds) + 1
         group = channel.comm.group
 
@@ -204,7 +204,7 @@ class BaguaGroup(Methods):
         return Work(message, self._monitor, tensors, follower, self._dropped)
 
     def _call(self, inner: Any, collective: Collective, name: str, arguments: Sequence[Any], named: Any) -> Any:
-        """Call a method of the inner group."""
+        """Call a method of the inner group. If a connection is broken, raise an error with the rank at fault."""
         try:
             return getattr(inner, name)(*arguments, **named)
         except dist.DistBackendError as error:  # NCCL may find a connection broken as it launches
@@ -216,7 +216,7 @@ class BaguaGroup(Methods):
             raise
 
     def _check(self) -> None:
-        """Raise if the group has been destroyed, or the monitor has found an error."""
+        """Raise an error if the group has been destroyed, or the monitor has found an error."""
         if self._destroyed:
             raise RuntimeError("this process group has been destroyed; make another with torch.distributed.new_group")
         self._monitor.check()
@@ -259,7 +259,7 @@ for _name in ("send", "recv", "recv_anysource"):
 
 
 def writing(tensors: Sequence[Tensor]) -> contextlib.AbstractContextManager[Any]:
-    """Return the context in which a lane's thread may write to the tensors, also if made in inference mode."""
+    """Return a context in which a lane's thread may write to `tensors`, even if they were made in inference mode."""
     return torch.inference_mode() if True in map(Tensor.is_inference, tensors) else contextlib.nullcontext()
 
 
@@ -272,8 +272,8 @@ def register(policy: Policy | None = None) -> None:
         bk.backend.register()
         torch.distributed.init_process_group("bagua")
 
-    All ranks call this with the same policy, before they make the group. Rank 0 prints the policy. A further call sets
-    the policy of groups that are made later.
+    All ranks call this with the same policy, before they make the group. Rank 0 then prints the policy. A later call
+    sets the policy of groups that are made after it.
 
     Args:
         policy: which collectives are compressed; None for `Policy()`.

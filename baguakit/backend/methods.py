@@ -1,6 +1,6 @@
 """The methods that torch calls on a process group, with old and new names, from Python and from C++.
 
-A call of a method that is missing here would go to the inner group's backend without notice.
+If a method were missing in this class, torch would call the inner group's backend instead, without an error.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,7 +24,7 @@ from ..primitives import compressed_all_gather, compressed_all_to_all, compresse
 from .policy import name_of
 
 Group: Any = dist.ProcessGroup
-# torch 2.13 renamed these; older versions have only the old names.
+# torch 2.13 renamed these three methods; older versions have only the old names.
 GATHER = "all_gather_single" if hasattr(Group, "all_gather_single") else "_allgather_base"
 SCATTER = "reduce_scatter_single" if hasattr(Group, "reduce_scatter_single") else "_reduce_scatter_base"
 ALL_TO_ALL = "all_to_all_single" if hasattr(Group, "all_to_all_single") else "alltoall_base"
@@ -39,7 +39,7 @@ class Call:
     operation: str  # its name in a policy, or the name of a method that is always exact
     outs: Sequence[Tensor]  # the tensors that it fills
     whole: Sequence[Tensor]  # all tensors that are reduced, scattered or gathered; of equal shapes on all ranks
-    # The methods of the inner group that do it exactly, with their positional and named arguments.
+    # The methods of the inner group that run the collective exactly, with their positional and named arguments.
     passed: Sequence[tuple[str, Sequence[Any], dict[str, Any]]]
     pieces: Sequence[tuple[Any, ...]] = ()  # the arguments of each of its `EXCHANGES`, without compressor and `Comm`
     op: Any = None  # of a reduction
@@ -73,7 +73,7 @@ class Call:
 
 
 class Methods(Group):  # type: ignore[misc]
-    """A process group that launches its collectives as calls."""
+    """A process group whose methods describe each collective as a `Call`, and pass the call to `_launch`."""
 
     _launch: Callable[[Call], Any]
 
@@ -139,19 +139,19 @@ class Methods(Group):  # type: ignore[misc]
         return self._launch(Call("all_to_all", filled, whole, passed, [(outs, ins)], unlike=why, splits=splits))
 
     def _uneven(self, parts: Sequence[Tensor], rows: Sequence[Sequence[Tensor]]) -> str:
-        """Return "" if each row has a tensor per rank, as large as the row's part; else the reason in words."""
+        """Return "" if each row has one tensor per rank, all as large as the row's part, else the reason in words."""
         pairs = zip(parts, rows, strict=False)
         fit = all(len(row) == self.size() and {x.numel() for x in row} == {part.numel()} for part, row in pairs)
         return "" if fit and len(parts) == len(rows) else UNEQUAL
 
-    # Of several tensors, and the names before torch 2.13
+    # These names are the methods for several tensors, and the names before torch 2.13.
     _allgather_base = all_gather_single_coalesced = allgather_into_tensor_coalesced = all_gather_single
     _reduce_scatter_base = reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced = reduce_scatter_single
     alltoall_base = all_to_all_single
 
 
 def _exact(name: str) -> Callable[..., Any]:
-    """Return the method of a collective that is always exact."""
+    """Return a method that launches the collective `name`, which is always exact."""
 
     def method(self: Methods, *args: Any, **named: Any) -> Any:
         tensors = tensors_in(args[0]) if args and name != "barrier" else []
@@ -171,14 +171,14 @@ for _name in ("broadcast", "reduce", "gather", "gather_single", "gather_into_ten
 
 
 def to(name: str, *arguments: Any, **named: Any) -> tuple[str, Sequence[Any], dict[str, Any]]:
-    """Return a call (name, arguments, named) of the inner group, without last and named arguments that are None."""
+    """Return (name, arguments, named) for a call of the inner group; leave out trailing and named Nones."""
     while arguments and arguments[-1] is None:
         arguments = arguments[:-1]
     return name, arguments, {key: value for key, value in named.items() if value is not None}
 
 
 def parts(x: Tensor, sizes: Sequence[int], n: int) -> Sequence[Tensor]:
-    """Split the rows of `x` among n ranks: by `sizes`, or equally if it is empty; raise ValueError if this fails."""
+    """Split the rows of `x` among n ranks, by `sizes`, or equally if `sizes` is empty. Raise ValueError if it fails."""
     if len(sizes) not in (0, n) or sum(sizes) != len(x) * bool(sizes) or (not sizes and len(x) % n):
         rows = f"{len(x)} rows cannot be split among {n} ranks" + f" as {list(sizes)}" * bool(sizes)
         what = "output_split_sizes and input_split_sizes"
@@ -196,11 +196,11 @@ def shared(tensors: Sequence[Tensor]) -> bool:
     return any(end > begin for (_, end), (begin, _) in pairwise(sorted(spans)))
 
 
-# The exchanges, compressed or, without a compressor, over flows. Ranks that get equal values get equal bits.
+# These exchanges compress values; without a compressor, they use flows. Ranks with equal results get equal bits.
 
 
 def all_reduce(x: Tensor, average: bool, compressor: Compressor | None, comm: Comm) -> None:
-    """Compute x ← Σ_r Q(x_r), or the mean. The sum is n times the mean, in fp32: fp16 could round the mean to 0."""
+    """Replace `x` by its sum or mean over n ranks. A compressed sum is n times the mean in fp32: fp16 may underflow."""
     y = x.float() if compressor is not None and x.itemsize < 4 else x.contiguous()
     if compressor is None:
         comm.all_reduce(y.view(-1))
@@ -213,13 +213,13 @@ def all_reduce(x: Tensor, average: bool, compressor: Compressor | None, comm: Co
 def reduce_scatter(
     out: Tensor, x: Tensor | Sequence[Tensor], average: bool, compressor: Compressor | None, comm: Comm
 ) -> None:
-    """Compute out ← Σ_r Q(this rank's part of x_r), or the mean; `x` has a part for each rank."""
+    """Set `out` to the sum or mean over all ranks of this rank's part of `x`; `x` has a part for each rank."""
     flat = x.reshape(-1) if isinstance(x, Tensor) else torch.cat([part.reshape(-1) for part in x])
     spread(compressed_reduce_scatter(flat, compressor, comm, average=average, out=room(out, flat)), [out])
 
 
 def all_gather(out: Tensor | Sequence[Tensor], x: Tensor, compressor: Compressor | None, comm: Comm) -> None:
-    """Compute out ← [Q(x_0); …; Q(x_{n−1})], one tensor or one for each rank."""
+    """Write every rank's `x` to `out`, in the order of ranks: one tensor, or a tensor for each rank."""
     landed = compressed_all_gather(x.reshape(-1), compressor, comm, room(out, x))
     spread(landed, [out] if isinstance(out, Tensor) else out)
 
@@ -231,7 +231,7 @@ def all_to_all(outs: Sequence[Tensor], ins: Sequence[Tensor], compressor: Compre
 
 
 def room(out: Tensor | Sequence[Tensor], x: Tensor) -> Tensor | None:
-    """Return `out` if received values can be written to it directly: one contiguous tensor, dtype of `x`. Else None."""
+    """Return `out` if values can be received in it directly: a contiguous tensor of the dtype of `x`. Else None."""
     return out if isinstance(out, Tensor) and out.is_contiguous() and out.dtype == x.dtype else None
 
 
@@ -255,7 +255,7 @@ WRAP = 1 << 32  # counts are sent modulo this
 
 @lru_cache(1 << 10)
 def parts_of(label: str) -> tuple[int, bytes, bytes]:
-    """Return the number in the tags of a call's messages, and the begin (digest) and the end (words) of its lines."""
+    """Return a number for the tags of a call's messages, and the digest and words of the call's line in `compare`."""
     digest, words = blake2b(label.encode(), digest_size=HEAD).digest(), label.encode().ljust(LINE - TAIL)
     if len(words) > LINE - TAIL:
         words = words[: LINE - TAIL - 20] + b" ... " + digest.hex()[:15].encode()
@@ -265,19 +265,19 @@ def parts_of(label: str) -> tuple[int, bytes, bytes]:
 def compare(
     group: Any, monitor: Monitor, label: str, number: int, splits: tuple[list[int], list[int]] | None
 ) -> Callable[[], None]:
-    """Send a line that describes a call, the `number`-th of a gloo group, to each rank. All ranks do so in call order.
+    """Send each rank a line that describes a call, and return a function that waits for the lines of all ranks.
 
-    The returned function waits for the lines of all ranks. If a call differs, it raises an error that names the rank,
-    before values are mixed. For each collective, each rank sends a line of 128 bytes to each other rank:
+    All ranks do so in the order of their calls; `number` counts the calls of a gloo group. If a rank's call differs,
+    the returned function raises an error that names this rank, before values are mixed. A line has 128 bytes:
 
         8       a digest of the call: operation, reduction, shape, dtype, layout, root, method, exact or compressed
-        8       in an all-to-all: the number of values for the rank that gets the line, and the number expected from it
+        8       in an all-to-all: the number of values sent to the receiver of the line, and the number expected from it
         112     the call in words
 
-    An exact collective of gloo begins when the lines of all ranks agree. Otherwise gloo could read the bits of one
-    dtype as another, add the values of two reductions, or end a process that gets more bytes than it waits for. A
-    compressed collective does not wait: it sends its first messages meanwhile. Their tags contain the digest, so that
-    messages of other calls never arrive.
+    An exact collective of gloo begins when the lines of all ranks agree. If calls differed, gloo could read the bits of
+    one dtype as another, add the values of two reductions, or end a process that receives too many bytes. A compressed
+    collective sends its first messages before all lines have come: the tags of these messages contain the digest, so
+    a rank with another call never receives them.
     """
     rank, n = group.rank(), group.size()
     here, there = splits or ([0] * n, [0] * n)

@@ -1,4 +1,4 @@
-"""The policy of the backend, which tells which collectives are compressed and why others are not; and its report."""
+"""The policy of the backend (which collectives are compressed), and the report of how each call was sent."""
 
 import contextlib
 import threading
@@ -20,19 +20,19 @@ OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 
 @dataclass(frozen=True)
 class Policy:
-    """The collectives that are compressed: those of large floating tensors that sum, average or move values.
+    """The choice of collectives to compress: those that sum, average or move large floating-point tensors.
 
-    All others are exact: integers, MAX, MIN, PRODUCT, small tensors, broadcasts, messages between two ranks.
+    Other calls are exact: MAX, MIN, PRODUCT, broadcasts, messages between two ranks, and any with small or int tensors.
 
     Args:
-        compressor: such as `compressors.UInt4()`; None sends values as they are, which is useful with `flows`.
+        compressor: such as `compressors.UInt4()`. None sends values uncompressed, which is useful with `flows`.
         operations: the collectives to compress, of "all_reduce", "reduce_scatter", "all_gather" and "all_to_all".
-        least: the smallest number of bytes that is compressed, in sum over all that is reduced, scattered or gathered.
-            An all-to-all instead compresses each message that gets smaller, since sizes differ among ranks.
+        least: the smallest number of bytes to compress, summed over all tensors that a call reduces, scatters or
+            gathers. In an all-to-all, sizes differ among ranks, so any message is compressed that becomes smaller.
         flows: the number of connections to each peer, as in `Comm`; for tensors on the CPU.
-        compare: for tensors on the CPU, send 128 bytes that describe the call to every other rank. Ranks whose calls
-            differ are named at once, and exact calls begin only when all ranks agree. False: such ranks are named one
-            or two heartbeats later, if they still run; gloo may have mixed their values or ended the process.
+        compare: with each call for tensors on the CPU, send every other rank 128 bytes that describe the call. If
+            calls differ, an error names the ranks at once; exact calls begin only when all ranks agree. If False, this
+            error comes one or two heartbeats later, and gloo may have mixed values or ended a process before.
 
     Raises:
         TypeError: the compressor is sparse, such as `TopK`; an argument is of another type.
@@ -56,9 +56,9 @@ class Policy:
         return expression(self)
 
     def objection(self, operation: str, tensors: Sequence[Tensor], op: Any, size: int) -> str:
-        """Return why an operation must be exact, in words; "" if it is compressed. Equal on all ranks.
+        """Return the reason why an operation must be exact, or "" if it need not be. All ranks get the same result.
 
-        `tensors` are all that is reduced, scattered or gathered by `size` ranks; `op` is None except for reductions.
+        `tensors` are all tensors that the `size` ranks reduce, scatter or gather; `op` is None except for reductions.
         """
         if size == 1:
             return "one rank"
@@ -88,14 +88,14 @@ _inside: list[None] = []  # one for each block that the process is in, on all th
 
 @contextlib.contextmanager
 def exact() -> Iterator[None]:
-    """Make all collectives exact that this process begins in this block. All ranks enter and leave the block alike.
+    """Return a context in which this process begins only exact collectives. All ranks use it for the same calls.
 
-    For sums that must be exact, such as those of metrics and counters:
+    Use it for sums that must be exact, such as sums of metrics and counters:
 
         with bk.backend.exact():
             dist.all_reduce(correct)
 
-    If only some ranks are in such a block, a `PeerError` names the ranks.
+    If only some ranks make a call in the context, a `PeerError` names these ranks.
     """
     _inside.append(None)
     try:
@@ -111,7 +111,7 @@ class Row:
     Attributes:
         operation: the name of the operation.
         calls: the number of calls.
-        bytes: the bytes sent by this rank, without headers; if exact, the bytes that the usual algorithm sends.
+        bytes: the bytes sent by this rank, without headers; for exact calls, the bytes that the usual algorithm sends.
         format: the format in which values were sent: the `repr` of a compressor, or "exact".
         reason: why the calls were exact; "" if they were not.
     """
@@ -125,10 +125,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """The operations of all groups since the process began: `rows`, one for each operation, format and reason.
-
-    `str` gives a table.
-    """
+    """The operations of all groups since the process began, as `rows`; `str` returns a table of them."""
 
     rows: tuple[Row, ...]
 
@@ -144,14 +141,14 @@ _lock = threading.Lock()
 
 
 def count(operation: str, nbytes: float, flew: Any, reason: Any) -> None:
-    """Count a call of an operation."""
+    """Add a call of an operation to the report."""
     with _lock:
         calls, total = _counts.get((operation, flew, reason), (0, 0.0))
         _counts[operation, flew, reason] = calls + 1, total + nbytes
 
 
 def report() -> Report:
-    """Return how this rank has sent the operations of all groups of this backend so far. Local."""
+    """Return a report of how this rank has sent operations so far, in all groups of this backend. Local."""
     with _lock:
         found = [Row(name, calls, sent, str(flew), str(why)) for (name, flew, why), (calls, sent) in _counts.items()]
     return Report(tuple(sorted(found, key=lambda row: (row.operation, row.format, row.reason))))

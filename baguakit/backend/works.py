@@ -1,4 +1,4 @@
-"""The work that a collective returns: an error at `wait()` or in its future names the rank at fault."""
+"""The work object that a collective returns; errors of its `wait()` and its future name the rank at fault."""
 
 import time
 from collections import deque
@@ -15,7 +15,7 @@ from ..monitor import Collective, Monitor
 
 
 class Passed(Flight):
-    """Work of the inner group, in parts; without parts it has ended. `launch`, if given, returns the parts it began."""
+    """A flight of torch works in the inner group; with no works it has ended. `launch`, if given, returns the works."""
 
     def __init__(self, works: Sequence[Any] = (), launch: Flight | None = None) -> None:
         self._works, self._launch = [work for work in works if work is not None], launch
@@ -36,7 +36,7 @@ class Passed(Flight):
             self._launch.fail(error)
 
     def follow(self) -> None:
-        """Let the current stream wait for NCCL, by futures: `wait()` would free memory that NCCL keeps meanwhile."""
+        """Let the current stream wait for NCCL, by futures: `wait()` would release tensors that NCCL keeps alive."""
         for work in self.works:
             work.get_future().wait()
 
@@ -49,13 +49,13 @@ class Passed(Flight):
 
 
 class Work(dist.Work):
-    """A collective under way.
+    """The work of a collective that has been launched.
 
-    C++ may keep work that the program has dropped, as DDP does in `join`. It then calls the methods of this object, and
-    would wait for ever if the object were gone. So a group keeps its latest works for which nothing has waited.
+    C++ may still use a work after Python has dropped it, as DDP does in `join`, and would wait forever if the object
+    were deleted. So a group keeps, in `dropped`, the latest works that Python has dropped without waiting for them.
 
-    The work fills `outs`. The lane `follower` waits for the work and runs the callbacks of its future, which may launch
-    collectives and wait for them. `dropped` are works kept.
+    The collective writes to `outs`. The lane `follower` waits for the work, and runs the callbacks of its future; these
+    callbacks may launch collectives and wait for them.
     """
 
     def __init__(
@@ -72,9 +72,9 @@ class Work(dist.Work):
             self._dropped.append(self)
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
-        """Wait for the end, and raise the error of the work, if any; on CUDA the current stream waits.
+        """Wait until the work has ended, and raise its error, if any. On CUDA only the current stream waits.
 
-        After `timeout`, unless it is 0, the host raises a RuntimeError, and the work goes on.
+        With a `timeout` that is not 0, the host waits; after this time it raises a RuntimeError, and the work goes on.
         """
         until = time.monotonic() + timeout.total_seconds()
         while timeout > timedelta(0) and not self.is_completed():
@@ -99,7 +99,7 @@ class Work(dist.Work):
         return int(flight.works[0]._source_rank()) if isinstance(flight, Passed) else -1
 
     def get_future(self) -> Any:
-        """Return a future of the tensors; DDP waits for it, not for this work."""
+        """Return a future of the result tensors. DDP waits for this future and not for the work."""
         self._followed, collective, monitor, outs = True, self._collective, self._monitor, self._outs
         future: Any = torch.futures.Future(devices=[x.device for x in outs[:1] if x.is_cuda])
 
@@ -111,7 +111,7 @@ class Work(dist.Work):
                 future.set_result(error)
 
         def value(delivered: Any) -> list[Tensor]:
-            """Return the tensors, or raise the error: C++ waits for this future, and sees only raised errors."""
+            """Return the tensors, or raise the error, since C++ notices only errors that a callback raises."""
             if isinstance(found := delivered.value(), Exception):
                 raise found
             return outs

@@ -1,9 +1,9 @@
 """Stages as the communication hook of `DistributedDataParallel`.
 
-    g of a bucket is ready → launched on the lane, in the order of the buckets → landed when backward ends
+    DDP has filled a bucket → its flight is launched on the lane, in bucket order → it lands when backward ends
 
 DDP asks its hook for a future of each bucket and continues with backward. So the stage overlaps backward, on a CUDA
-stream or a thread. After the first backward DDP makes new buckets, and the state of a stage follows the parameters.
+stream or a thread. After the first backward DDP makes new buckets; each parameter keeps its part of a stage's state.
 """
 
 import contextlib
@@ -42,13 +42,13 @@ def ddp(
         handle = bk.interop.ddp(ddp_model, bk.stages.ErrorFeedback(bk.stages.CompressedMean()))
 
     Collective. DDP's `no_sync()`, `find_unused_parameters`, `static_graph` and `gradient_as_bucket_view` still work.
-    Its `join()` does not: a rank that has finished cannot answer for a stage. After `detach()` DDP averages again.
+    DDP's `join()` does not work, because a rank that has finished makes no exchanges. After `detach()` DDP averages.
 
     Args:
         ddp_model: the wrapped model.
         stage: such as `bk.stages.CompressedMean()`; or an algorithm on gradients, such as `bk.algorithms.bytegrad()`.
-        comm: the ranks of the model's process group; `Hierarchical` needs a `Comm(mesh=…)`, which knows the nodes;
-            None means that process group.
+        comm: the ranks of the model's process group, which is the default. `Hierarchical` needs a `Comm(mesh=…)`,
+            because only a mesh says which ranks are on one node.
         scaler: the GradScaler in use; the stage then gets unscaled gradients.
         timeout: seconds (or a timedelta) after which a flight fails and the rank at fault is named; None: 600.
 
@@ -126,7 +126,7 @@ class DataParallelLife(HookLife):
 
 
 def settle(future: Future[Tensor], flat: Tensor) -> None:
-    """Set the future of a bucket, even after a failure: DDP must not wait forever. `Life.land` raises the error."""
+    """Complete a bucket's future, even after a failure, so that DDP does not hang; `Life.land` raises the error."""
     with contextlib.suppress(RuntimeError):  # it has been set
         future.set_result(flat)
 
@@ -135,9 +135,9 @@ _lives: "weakref.WeakKeyDictionary[DistributedDataParallel, DataParallelLife | N
 
 
 def average(state: Any, bucket: GradBucket) -> Future[Tensor]:
-    """Return the future of a bucket that DDP has filled. A DDP model accepts one hook ever, and this is the hook.
+    """Return the future of a bucket that DDP has filled. This hook stays, since a DDP model accepts only one hook.
 
-    Without a life, after `detach()`, average the bucket like DDP. `state` is a weak reference to the model.
+    After `detach()` it averages the bucket as DDP does. `state` is a weak reference to the model.
     """
     model = state()
     if (life := _lives[model]) is not None:

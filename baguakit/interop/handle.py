@@ -21,7 +21,7 @@ from ..topology.chosen import chooses
 
 
 class HookLife(Life[Setup]):
-    """The life of stages in the hooks of a wrapped model. Each backward that is averaged is a step and a round."""
+    """The life of stages in the hooks of a wrapped model. Each backward with averaging counts as a step and a round."""
 
     def __init__(self, make: Callable[[], Setup], comm: Comm, timeout: Any) -> None:
         if comm.membership.changes:
@@ -30,7 +30,7 @@ class HookLife(Life[Setup]):
         self.agree()
         self.task, setup, self.channel = -1, self.setup, self.runtime.channels[0]
         with or_abandon(self):
-            # The buckets are not known yet: none is larger than all parameters of a dtype.
+            # The buckets are not known yet, so warm up for the largest possible: all parameters of a dtype.
             for dtype in {p.dtype for p in setup.names}:
                 most = values(p for p in setup.names if p.dtype == dtype)
                 largest = torch.empty((), dtype=dtype.to_real(), device=setup.device).expand(most)
@@ -47,7 +47,7 @@ class HookLife(Life[Setup]):
         return replace(setup, lines=(*map(repr, setup.rules), f"scaler={setup.scaler is not None}", *setup.lines))
 
     def begin(self) -> HookRunner | None:
-        """Return the runner whose rule acts in the current backward, if any. Called by each hook."""
+        """Return the runner whose rule acts in this backward, or None. Each hook calls it; the first begins a step."""
         self.runtime.monitor.check()
         task = torch._C._current_graph_task_id()
         if task != self.task:
@@ -59,9 +59,9 @@ class HookLife(Life[Setup]):
         return next(iter(self.acting()), None)
 
     def launch(self, runner: HookRunner, called: int, flat: Tensor, params: Sequence[Tensor], *how: Any) -> int:
-        """Launch bucket `called` of the hook, and return the runner's number of it. `how`: see `HookRunner.take_off`.
+        """Launch the bucket with the hook's number `called`, and return the runner's number of this bucket.
 
-        If flights change a state, all flights of a backward decide together whether to keep the changes.
+        If flights change a state, all flights of a backward keep their changes, or none. `how`: see `take_off`.
         """
         i = runner.fit(called, flat, params)
         if not runner.ledgers[0].launches:
@@ -73,12 +73,12 @@ class HookLife(Life[Setup]):
         return i
 
     def show_fault(self, x: Tensor) -> None:
-        """Set the landed gradients `x` (n,) to NaN on a GPU if the monitor has given up by now."""
+        """On a GPU, set the landed gradients `x` (n,) to NaN if the monitor has found an error."""
         if fault := self.channel.monitor.fault:
             fault.multiply_([x])
 
     def end(self, task: int) -> None:
-        """Land all flights: backward has ended."""
+        """Land all flights, and count the step. Autograd calls this when the backward `task` has ended."""
         if task == self.task and not self.runtime.over:
             self.task = -1
             self.land(self.acting())
@@ -93,13 +93,13 @@ class HookLife(Life[Setup]):
         return saved
 
     def load(self, state: dict[str, Any], same_ranks: bool) -> None:
-        """Keep the states of the rules until their buckets come."""
+        """Store the saved states of the rules, which are loaded when the hook gives the buckets."""
         for i, runner in enumerate(self.runners):
             runner.recall(state["rules"][str(i)], same_ranks)
 
 
 class Handle(Attached):
-    """Stages at work in the hooks of a wrapped model; made by `ddp` and `fsdp`. A context manager: leaving it detaches.
+    """The handle that `ddp` and `fsdp` return, for stages in a model's hooks. The end of its `with` block detaches.
 
     Each backward whose gradients are averaged is a *step* and a *round*.
     """
@@ -107,9 +107,9 @@ class Handle(Attached):
     _life: HookLife
 
     def report(self) -> Report:
-        """Return bytes, formats and seconds exposed, by rule and bucket, since the buckets were made. Local.
+        """Return a report of bytes, formats and exposed seconds since the buckets were made, by rule and bucket. Local.
 
-        With `weights=` in `fsdp`, it also has rows for the gathered weights, by FSDP module.
+        With `weights=` in `fsdp`, the report also has rows for the gathered weights, by FSDP module.
         """
         report = make_report(self._life)
         return replace(report, rows=(*report.rows, *self._life.rows()))
@@ -119,7 +119,7 @@ def rules_on_gradients(stage: Any) -> tuple[Rule, ...]:
     """Return the rules of a stage, or of an algorithm on gradients such as `bytegrad()`.
 
     Raises:
-        TypeError: `stage` is neither a stage nor an algorithm, or it acts on weights.
+        TypeError: `stage` is neither a stage nor an algorithm, or a rule acts on weights.
         ValueError: a rule has a delay, a `where`, or a topology `Chosen()`; or two rules act in one step.
     """
     if isinstance(stage, Stage):

@@ -1,16 +1,17 @@
 """Stages in FSDP2 (`torch.distributed.fsdp.fully_shard`), one hook for each FSDP module.
 
-    comm: ranks with the same shards      gradients are scattered by FSDP, and then averaged by the stage over `comm`
-    comm: None, or the shards' own group  gradients are scattered by the first half of the stage
+    `comm` has ranks with the same shards       FSDP scatters gradients; then the stage averages shards over `comm`
+    `comm` is None, or the group of the shards  the first half of the stage averages and scatters gradients
 
-The first case is sharding within nodes and any stage between nodes. FSDP runs its reductions and their hooks on a
-separate stream. That stream waits for the flight of a hook, and backward continues. On a CPU backward waits.
+The first case allows any stage between nodes, with sharding within nodes. FSDP runs its reductions and their hooks on
+a separate stream, which waits for the flight of a hook, so that backward continues. On a CPU, backward waits.
 
-The first half of a stage gives each rank its own shard of the mean, and a rank sends only the shards of other ranks:
+Let x_q be the gradients of rank q, one of n. The first half of a stage gives rank r its own shard s_r of the mean:
 
-    s_r ← (1/n) Σ_q shard r of x_q                      Mean()
-    s_r ← (1/n) Σ_q Q(shard r of x_q)                   CompressedMean(Q): one compression; an all-reduce has two
-    y ← x + e;  s_r ← one of these of y;  e ← y − Q(y)  ErrorFeedback(CompressedMean(Q))
+    s_r ← (1/n) Σ_q shard r of x_q       Mean()
+    s_r ← (1/n) Σ_q Q(shard r of x_q)    CompressedMean(Q): one compression; an all-reduce has two
+
+`ErrorFeedback(CompressedMean(Q), decay=β)` averages y_q = x_q + β e_q like x_q, and keeps the error e_q ← y_q − Q(y_q).
 """
 
 import weakref
@@ -66,7 +67,7 @@ def fsdp(
         comm: the ranks that hold the same shards; None means the ranks over which FSDP shards.
         weights: a compressor of the weights that FSDP gathers (only without `comm`). All ranks then compute with the
             same rounded weights; the optimizer's weights are not rounded. A report has a row for each module's weights.
-        broadcast: with `comm`, begin with the weights and buffers of its rank 0.
+        broadcast: with `comm`, begin with the weights and buffers of rank 0 of `comm`.
         scaler: the `ShardedGradScaler` in use; stages then get unscaled gradients.
         timeout: seconds (or a timedelta) after which a flight fails and the rank at fault is named; None: 600.
 
@@ -110,17 +111,17 @@ def fsdp(
 class Unit:
     """The parameters of one `fully_shard` call, which FSDP2 reduces together.
 
-    No other part of this package reads FSDP2's internal objects. Torch documents how to hook a module. It does not
-    document which modules share one reduction (`fully_shard([a, b])`), nor the layout of parameters in the tensor that
-    a hook gets. Both are read here, as they are in torch 2.13.
+    No other part of this package reads FSDP2's internal objects. Torch documents how to hook a module, but not which
+    modules share one reduction (`fully_shard([a, b])`), nor the layout of parameters in the tensor that a hook gets.
+    `units_of` reads both from internal objects of torch 2.13.
 
     Attributes:
         name: the name of the module, or of the first of several.
         module: the module that takes the hooks.
-        group: the process group over which FSDP shards; ranks reduce and gather in it.
-        shards: {meta tensor: name} for the padded shards of trainable parameters, in the order of the tensor of
-            gradients; complex ones as pairs of real values. If FSDP has not scattered the gradients: all shards of the
-            first rank, then all shards of the second, and so on.
+        group: the process group in which FSDP shards the parameters.
+        shards: {meta tensor: name}. The meta tensors have the shapes of the padded shards of trainable parameters, in
+            the order of the gradients that a hook gets; complex shards have pairs of real values. If FSDP has not
+            scattered the gradients, the shards of the first rank come first, then all shards of the second, and so on.
     """
 
     name: str
@@ -134,7 +135,7 @@ class Unit:
 
 
 def units_of(model: nn.Module, comm: Comm | None) -> list[Unit]:
-    """Return the units of a model, in the order of its modules. FSDP scatters first if `comm` has other ranks.
+    """Return the units of a model, in the order of its modules. If `comm` has other ranks, FSDP scatters first.
 
     Raises:
         TypeError: `fully_shard` has not been called on any module of the model.
@@ -183,7 +184,7 @@ def units_of(model: nn.Module, comm: Comm | None) -> list[Unit]:
 
 
 def check_units(units: list[Unit], comm: Comm, across: bool) -> None:
-    """Raise a ValueError unless all units are sharded over one group, and `comm` is this group or one across it."""
+    """Raise a ValueError if units have several groups or a stage, or `comm` shares only some ranks with the group."""
     first, ours = units[0], members_of(comm.group)
     for unit in units:
         if unit.ranks != first.ranks:
@@ -204,8 +205,8 @@ def check_units(units: list[Unit], comm: Comm, across: bool) -> None:
 class ShardedLife(HookLife):
     """The life of stages in the hooks of an FSDP2 model.
 
-    With `across`, stages work between ranks that hold the same shards, in FSDP's all-reduce hooks. Otherwise the first
-    half of stages replaces FSDP's reduce-scatter, and a compressor of `weights` replaces its all-gather.
+    With `across`, stages run between ranks that hold the same shards, in FSDP's all-reduce hooks. Otherwise the first
+    half of each stage replaces FSDP's reduce-scatter, and a compressor of `weights` also replaces FSDP's all-gather.
     """
 
     def __init__(
@@ -232,7 +233,7 @@ class ShardedLife(HookLife):
 
     def hook_within(self, i: int, module: Any, weights: Compressor | None) -> None:
         """Replace FSDP's reduce-scatter of unit `i` by the stage's first half; with `weights`, its all-gather, too."""
-        # Imported here, since it takes seconds. Torch has no public way to restore its own functions.
+        # Importing these takes seconds. They are for `detach`: torch has no public way to restore its functions.
         from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
         module.set_custom_reduce_scatter(ReduceScatter(self, i))
@@ -276,7 +277,7 @@ class ShardedLife(HookLife):
 
 @dataclass(eq=False)
 class UnitCollective:
-    """A collective of FSDP for unit `i`; it also allocates the tensors that FSDP sends and receives."""
+    """A callable that replaces FSDP's collective for unit `i`, and allocates the tensors that FSDP passes to it."""
 
     life: ShardedLife
     i: int
@@ -286,12 +287,12 @@ class UnitCollective:
 
 
 class ReduceScatter(UnitCollective):
-    """FSDP's reduce-scatter: the exact mean in steps in which no rule acts."""
+    """The replacement of FSDP's reduce-scatter. In a step in which no rule acts, it makes the exact mean."""
 
     def __call__(
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
     ) -> None:
-        """Write this rank's shard to `output_tensor`, on the current stream. Return None: nothing to wait for."""
+        """Write this rank's shard to `output_tensor` on the current stream. Return None, so that FSDP does not wait."""
         if op not in (ReduceOp.AVG, ReduceOp.SUM):
             raise RuntimeError(
                 "set_gradient_divide_factor asks FSDP for a weighted sum, and a stage makes means; "
@@ -306,7 +307,7 @@ class ReduceScatter(UnitCollective):
 
 @dataclass(eq=False)
 class AllGather(UnitCollective):
-    """FSDP's all-gather of the weights, compressed, with a ledger of its sent bytes."""
+    """The replacement of FSDP's all-gather of the weights: it compresses them, and counts the bytes it sends."""
 
     compressor: Compressor
     values: int = 0
@@ -314,7 +315,7 @@ class AllGather(UnitCollective):
     ledger: Ledger = field(default_factory=Ledger)
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> None:
-        """Write the weights to `output_tensor`, on the current stream. Return None: nothing to wait for."""
+        """Write the weights to `output_tensor` on the current stream. Return None, so that FSDP does not wait."""
         channel, formats = self.life.channel, list[SentFormat]()
 
         def work(comm: Comm) -> None:
@@ -334,7 +335,7 @@ class AllGather(UnitCollective):
 
 
 def check_scatter(stage: Stage) -> None:
-    """Raise a TypeError unless `stage` has a first half."""
+    """Raise a TypeError unless `stage` has a first half, which averages and scatters."""
     inner = stage.inner if isinstance(stage, ErrorFeedback) else stage
     if not isinstance(inner, Mean | CompressedMean):
         raise TypeError(
@@ -345,7 +346,7 @@ def check_scatter(stage: Stage) -> None:
 
 
 def scatter(stage: Any, x: Tensor, state: State, comm: Comm) -> Tensor:
-    """Return this rank's shard (n / size,) of the result of `stage` for `x` (n,). n is a multiple of `size`."""
+    """Average `x` (n,) over k ranks by the first half of `stage`; return this rank's shard (n / k,). k divides n."""
     if isinstance(stage, Mean):
         return comm.reduce_scatter(x.mul_(1 / comm.size))
     if not isinstance(stage, ErrorFeedback):

@@ -4,7 +4,7 @@
 returns, so Lightning accumulates, unscales, clips, logs and saves as usual.
 """
 
-# Types are also checked without Lightning. Then its classes are Any.
+# Mypy also runs where Lightning is not installed: there, classes of Lightning are Any.
 # mypy: disable-error-code="import-not-found, misc, override"
 
 import contextlib
@@ -33,11 +33,11 @@ KEY = "baguakit"  # in a checkpoint
 
 
 class BaguaStrategy(DDPStrategy):
-    """Lightning's data parallelism with the communication of an algorithm.
+    """A Lightning strategy for data parallelism, in which an algorithm of this package does the communication.
 
-    If weights or state differ between ranks (gossip, local steps, error feedback), a checkpoint is Lightning's file,
-    from rank 0, and a file for each other rank, in a folder `ranks` beside it. A fit that resumes on the same number of
-    ranks continues exactly. Evaluation uses rank 0's weights, like Lightning's DDP; call
+    If weights or state differ between ranks (gossip, local steps, error feedback), a checkpoint has several files: rank
+    0 writes Lightning's file, and each other rank a file in a folder `ranks` beside Lightning's. A fit that resumes on
+    the same number of ranks continues exactly. Evaluation uses rank 0's weights, as with Lightning's DDP; call
     `trainer.strategy.attachment.merge()` in a callback to use the mean of all ranks.
 
     Args:
@@ -87,12 +87,12 @@ class BaguaStrategy(DDPStrategy):
         """Do nothing: the model is not wrapped."""
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        """Call `closure` (forward and backward) and then step: rules expect backward before the step."""
+        """Call `closure` (forward and backward) first and then step, because rules need gradients before the step."""
         result = closure()
         return super().optimizer_step(optimizer, lambda: result, model, **kwargs)
 
     def block_backward_sync(self) -> contextlib.AbstractContextManager[None]:
-        """Only accumulate gradients in the backward passes of the body."""
+        """Return a context in which backward passes only accumulate gradients."""
         return contextlib.nullcontext() if self.attachment is None else self.attachment.no_sync()
 
     def on_exception(self, exception: BaseException) -> None:
@@ -118,11 +118,11 @@ class BaguaStrategy(DDPStrategy):
 
     # Checkpoints
 
-    # A resume first attaches, and then loads the model, the optimizers and the attachment.
+    # A fit that resumes first attaches, and then loads the model, the optimizers and the attachment.
     restore_checkpoint_after_setup = True
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
-        """Write Lightning's file, and a file of this rank if ranks differ."""
+        """Write Lightning's file on rank 0, and a file on each other rank if weights or state differ between ranks."""
         if self.attachment is None or "optimizer_states" not in checkpoint:  # only weights are saved
             super().save_checkpoint(checkpoint, filepath, storage_options=storage_options)
             return
@@ -136,7 +136,7 @@ class BaguaStrategy(DDPStrategy):
             self.checkpoint_io.save_checkpoint(part, path, storage_options=storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Read Lightning's file and, in a resumed fit of ranks that differ, the file of this rank."""
+        """Return the content of Lightning's file, updated from this rank's file if a fit resumes whose ranks differ."""
         checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, *args, **kwargs)
         saved: Any = checkpoint.get(KEY)
         module: Any = self.lightning_module
@@ -169,7 +169,7 @@ OPTIONS |= {"process_group_backend", "start_method", "timeout"}
 
 
 def part_of(filepath: Any, rank: int) -> str:
-    """Return the path of a rank's part, in a folder: elsewhere Lightning would take the part for a checkpoint."""
+    """Return the path of a rank's file. It is in a folder, so that Lightning does not take it for a checkpoint."""
     path = os.fspath(filepath)
     folder, name = os.path.split(os.path.realpath(path) if os.path.islink(path) else path)
     return os.path.join(folder, "ranks", f"{name}.{rank}")
