@@ -2,9 +2,9 @@
 
     every = integer("every", every, 1)         TypeError: every is a whole number, 1 or more, not '8'
 
-A wrong type raises a TypeError, a wrong value a ValueError. `checked` reads the types from a function's annotations,
-`check_fields` reads the types of a dataclass; both read ranges, as in `flows: Annotated[int, Range(1, 64)]`. A check
-takes less than a microsecond.
+A wrong type raises a TypeError, and a wrong value raises a ValueError. `checked` reads types from the annotations of a
+function, and `check_fields` from the annotations of a dataclass. Both also read ranges, as in
+`flows: Annotated[int, Range(1, 64)]`. A check takes less than a microsecond.
 """
 
 import types
@@ -36,12 +36,12 @@ T = TypeVar("T")
 
 
 def message(name: str, wanted: str, value: Any) -> str:
-    """Return the error message for an argument: the wanted value and the given one."""
+    """Return the error message for an argument, which says the wanted value and the given value."""
     return f"{name} is {wanted}, not {describe(value)}"
 
 
 def describe(value: Any) -> str:
-    """Return a value for an error message: shape and dtype of tensors and arrays; else the repr, shortened."""
+    """Describe a value in an error message: by shape and dtype if it is a tensor or array, else by a shortened repr."""
     if isinstance(value, Tensor):
         layout = "" if value.layout is torch.strided else f" of layout {value.layout}"
         return f"a tensor {tuple(value.shape)} of {value.dtype} on {value.device}{layout}"
@@ -69,7 +69,7 @@ def integer(name: str, value: Any, least: float = -inf, most: float = inf) -> in
 def real(
     name: str, value: Any, least: float = -inf, most: float = inf, above: float = -inf, below: float = inf
 ) -> float:
-    """Return `value` if it is a finite number from `least` to `most`, and between `above` and `below`; else raise."""
+    """Return `value` if it is finite, in [`least`, `most`] and in the open interval (`above`, `below`); else raise."""
     wrong = isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating)
     number = inf if wrong or (isinstance(value, int) and abs(value) >= 1 << 1023) else float(value)
     if not (least <= number <= most and above < number < below):
@@ -99,7 +99,7 @@ def one_of(name: str, value: Any, choices: Collection[Any]) -> Any:
 
 
 def instance(name: str, value: Any, kinds: type[T] | tuple[type[T], ...], example: str) -> T:
-    """Return `value` if it is an instance of `kinds`; else raise with the example, "a topology such as Ring()"."""
+    """Return `value` if it is an instance of `kinds`; else raise a TypeError that says `example`, such as "a Comm"."""
     if not isinstance(value, kinds):
         raise TypeError(message(name, example, value))
     return value
@@ -115,7 +115,7 @@ def pair(name: str, values: Any, least: float, *, below: float) -> tuple[float, 
 
 
 def integers(name: str, values: Any, least: int, most: float = inf) -> list[int]:
-    """Return `values` if they are one or more whole numbers; else raise."""
+    """Return `values` if they are one or more whole numbers from `least` to `most`; else raise."""
     listed = several(name, values, _range("whole numbers", least, most))
     if not listed:
         raise ValueError(message(name, _range("at least one whole number", least, most), values))
@@ -123,7 +123,7 @@ def integers(name: str, values: Any, least: int, most: float = inf) -> list[int]
 
 
 def several(name: str, values: Any, example: str, ordered: bool = False) -> list[Any]:
-    """Return `values` as a list; raise if they are not iterable, text, a tensor, a mapping or, if `ordered`, a set."""
+    """Return the iterable `values` as a list. Raise for text, a tensor, a mapping and, if `ordered`, a set."""
     wrong = isinstance(values, str | bytes | Tensor | Mapping) or (ordered and isinstance(values, Set))
     if wrong or not isinstance(values, Iterable) or (isinstance(values, np.ndarray) and not values.ndim):
         raise TypeError(message(name, example, values))
@@ -131,7 +131,7 @@ def several(name: str, values: Any, example: str, ordered: bool = False) -> list
 
 
 def tensor(name: str, value: Any, *, floating: bool = False, dtype: torch.dtype | None = None) -> Tensor:
-    """Return `value` if it is a dense tensor with data, `floating` or of a `dtype` if required; else raise."""
+    """Return `value` if it is a dense tensor with data and, if asked for, `floating` or of this `dtype`; else raise."""
     x = instance(name, value, Tensor, "a tensor")
     if x.layout is not torch.strided:
         raise TypeError(message(name, "a dense tensor", value) + "; call .to_dense() first")
@@ -170,7 +170,7 @@ NO = object()  # in checks of annotations, such as `int` or `Sequence[float]`: i
 
 
 class Kind(NamedTuple):
-    """The check of an annotation."""
+    """The check that belongs to an annotation."""
 
     words: str  # the annotation in words, for errors
     use: Callable[[str, Any], Any]  # returns what to use for the value of an argument; `NO` for one of a wrong type
@@ -184,7 +184,7 @@ class Kind(NamedTuple):
 
 
 def kind_of(annotation: Any) -> Kind:
-    """Return the check of an annotation."""
+    """Return the check for arguments with this annotation."""
     if annotation in PLAIN:
         return PLAIN[annotation]
     origin, args = get_origin(annotation), get_args(annotation)
@@ -238,7 +238,7 @@ def _union(*kinds: Kind) -> Kind:
 
 
 def _all_used(name: str, values: Iterable[Any], kinds: Iterable[Kind]) -> Any:
-    """Return the list of the values to use, each checked by its kind; return `NO` if one does not fit."""
+    """Return the list of values to use, each checked by its kind; return `NO` if a value does not fit."""
     used = [kind.use(name, value) for kind, value in zip(kinds, values, strict=False)]
     return NO if any(each is NO for each in used) else used
 
@@ -314,12 +314,12 @@ def _kinds_of(called: Any) -> tuple[dict[str, Kind], list[str], str]:
 def checked(called: Callable[P, R], like: Callable[..., Any] | None = None) -> Callable[P, R]:
     """Return the function with a check of its arguments: a wrong type raises a TypeError of one sentence.
 
-    Numbers must be finite; numbers of NumPy are converted to Python's. The function checks ranges itself. Combinations
-    of types that have passed are stored, and pass faster if the check depends on the types only.
+    Numbers must be finite, and within the `Range` in the annotation, if any; NumPy's numbers are converted to Python's.
+    If the types alone determine the result, a combination of types that has passed is stored, and later passes faster.
 
     Args:
         called: the function.
-        like: the function with the annotations; None for `called`.
+        like: the function whose annotations are used; None for `called` itself.
     """
     home = called if like is None else like
     passed: set[tuple[Any, ...]] = set()
@@ -346,10 +346,10 @@ def checked(called: Callable[P, R], like: Callable[..., Any] | None = None) -> C
 
 
 class Doors:
-    """A class whose public methods check their arguments, in subclasses too.
+    """A base class: the public methods that `doors` names check their arguments, in subclasses, too.
 
-    `doors` lists the names of these methods. The annotations of the first class with the method count. The package
-    itself calls `_unchecked_method`, the function without checks.
+    The annotations are those of the base class that first defines the method. For a method `name`, the package itself
+    calls `_unchecked_name`, the function without checks.
     """
 
     doors: ClassVar[frozenset[str]] = frozenset()
@@ -380,6 +380,6 @@ def _fields_of(kind: type) -> list[tuple[str, Kind]]:
 
 
 class Declared:
-    """A base of dataclasses whose fields are checked when one is made."""
+    """A base class for dataclasses, which checks the fields of each new instance."""
 
     __post_init__ = check_fields

@@ -1,4 +1,4 @@
-"""A process group at a round. Its methods send every message of the package, and none if there is one rank."""
+"""A process group at a round. Its methods send every message of the package. With one rank nothing is sent."""
 
 import hashlib
 import json
@@ -25,17 +25,17 @@ from .sending import FLAT, INTER, INTRA, LENGTHS, TAGS, Rider, Sent, SentFormat
 
 @dataclass(frozen=True, eq=False)
 class Comm:
-    """A group of ranks, the nodes that it spans, and the round and step at which it is used.
+    """A group of ranks, the nodes that the group spans, and the round and step at which the group is used.
 
     Args:
-        group: the process group; None for the default group, or the ranks of `mesh`.
+        group: the process group; None means the ranks of `mesh` or, without a mesh, the default group.
         mesh: "hosts", or a `DeviceMesh` with the dimensions ("inter", "intra"): nodes, and ranks within a node. With a
             mesh, `comm.intra` and `comm.inter` are the groups that `Hierarchical` uses. With "hosts" each host is a
             node; all hosts must have the same number of ranks. "hosts", or a mesh of fewer ranks than the default
             group, makes new groups: then all members must construct this `Comm` together.
-        flows: the number of connections to each peer over which messages of 256 KiB or more are divided, for networks
-            that limit the bandwidth of one connection; with a mesh, between nodes only. For tensors on the CPU. More
-            than one makes groups: all members must construct this `Comm` together.
+        flows: the number of connections to each peer, for networks that limit the bandwidth of one connection. Messages
+            of 256 KiB or more on the CPU are divided among these connections; with a mesh, only messages between nodes.
+            More than one flow makes new groups: then all members must construct this `Comm` together.
 
     Attributes:
         rank, size: the rank of this process in the group, and the number of ranks.
@@ -112,7 +112,7 @@ class Comm:
         return self._step
 
     def at(self, round: int, step: int | None = None) -> "Comm":
-        """Return the same group at another round (and step)."""
+        """Return this `Comm` at another round and step; with `step=None` the new `Comm` has no step."""
         integer("round", round, 0)
         integer("step", 0 if step is None else step, 0)
         return replace(self, _round=round, _step=step)
@@ -120,37 +120,37 @@ class Comm:
     def for_flight(
         self, round: int, step: int | None, bucket: int, sent: Sent, formats: list[SentFormat] | None = None
     ) -> "Comm":
-        """Return the same group for one flight: it adds the bytes that it sends to `sent`, and formats to `formats`."""
+        """Return a `Comm` for one flight. It counts bytes in `sent`, and appends the formats in use to `formats`."""
         return self._with(_round=round, _step=step, _bucket=bucket, _sent=sent, _formats=formats)
 
     def meeting(self, call: int, meet: Callable[[], None] | None) -> "Comm":
-        """Return the same group for call number `call` (below 2³¹), which other ranks may not make.
+        """Return a `Comm` for call number `call` (below 2³¹) of a user, who may call on some ranks only.
 
-        Over gloo its messages reach only messages of the same `call`. Exchanges of rows call `meet` when this rank has
-        sent its first messages; collectives of gloo call it before they begin.
+        Over gloo, a rank receives only messages of the same `call`. The `Comm` calls `meet`, which waits for all ranks:
+        in an exchange of rows when this rank has sent its first messages, else before a collective of gloo begins.
         """
         return self._with(_call=call, _meet=meet)
 
     def _with(self, **changes: Any) -> "Comm":
-        """Return the same group with other private fields. `replace` would check all fields again in each step."""
+        """Return a copy with these private fields. `replace` is slower: it would check all fields again."""
         copy = object.__new__(type(self))
         vars(copy).update(vars(self), **changes)
         return copy
 
     def note(self, asked: Any, flew: Any, reason: Any = "") -> None:
-        """Record, for the report of an attachment, the format in which this flight sends values; None with one rank.
+        """Record, for the report of an attachment, the format in which this flight sends values; one rank sends none.
 
         Args:
-            asked: the requested format, such as a compressor: an object whose `repr` a report prints.
-            flew: the format that is used: often the same object, or a `torch.dtype`.
-            reason: why `asked` and `flew` differ: an object whose `str` a report prints; "" if they do not.
+            asked: the requested format, such as a compressor; a report prints the `repr` of this object.
+            flew: the format that is used: often the object `asked`, or a `torch.dtype`.
+            reason: why `asked` and `flew` differ; a report prints the `str` of this object. "" if they are equal.
         """
         if self._formats is not None:
             flew, reason = (flew, reason) if self.size > 1 else (None, "one rank")
             self._formats.append(SentFormat(asked, flew, reason, self._part))
 
     def key(self, salt: int = 0, shared: bool = False) -> int:
-        """Return a key in `[0, 2**31)`: a hash of `salt`, round (or 0), bucket and, unless `shared`, rank."""
+        """Return a random-number key in `[0, 2**31)`: a hash of `salt`, round, bucket and, unless `shared`, rank."""
         if type(salt) is not int or type(shared) is not bool:
             salt, shared = integer("salt", salt), truth("shared", shared)
         text = f"{salt}/{self._round or 0}/{self._bucket}/{'' if shared else self.rank}"
@@ -158,12 +158,12 @@ class Comm:
 
     @property
     def intra(self) -> "Comm":
-        """The ranks of this node."""
+        """The `Comm` of the ranks of this node. Raises a ValueError without a mesh."""
         return replace(self, group=self._nodes()[0], mesh=None, _parts=None, flows=1, _flows={}, _part=INTRA)
 
     @property
     def inter(self) -> "Comm":
-        """The ranks that have the same rank within their node as this process."""
+        """The `Comm` of one rank of each node: the rank that has the same number within its node as this process."""
         return replace(self, group=self._nodes()[1], mesh=None, _parts=None, _part=INTER)
 
     def _nodes(self) -> tuple[Any, Any]:
@@ -174,14 +174,14 @@ class Comm:
 
     @property
     def hierarchical(self) -> bool:
-        """True if the group has a mesh, and so `intra` and `inter`."""
+        """True if this `Comm` has a mesh, and so has `intra` and `inter`."""
         return self._parts is not None
 
     # Collectives on flat tensors. All ranks of the group call them in the same order.
 
     @checked
     def all_reduce(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
-        """Reduce `x` over the ranks in place, by `op`: by default the sum."""
+        """Reduce `x` over the ranks in place, and return it. By default `op` is the sum."""
         if self.size == 1:
             return x
         if (flows := self._begin(2 * (self.size - 1) / self.size * x.nbytes)) is None:
@@ -192,7 +192,7 @@ class Comm:
         return x
 
     def all_reduce_later(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
-        """Begin `all_reduce`, and return the work to `.wait()` for; None with one rank."""
+        """Begin `all_reduce`; return the work, or None with one rank. Call its `.wait()` before `x` is read."""
         if not isinstance(x, Tensor):
             tensor("x", x)
         if self.size == 1:
@@ -231,7 +231,7 @@ class Comm:
 
     @checked
     def all_gather_later(self, out: Tensor, x: Tensor) -> Any:
-        """Begin to gather `x` (k, …) of all ranks into `out` (size · k, …); return the work to `.wait()` for."""
+        """Begin to gather `x` (k, …) of all ranks into `out` (size · k, …); return the work, which has `.wait()`."""
         sending.check_gathered(out, x, self.size)
         self._count((self.size - 1) * x.nbytes)
         return self._gather(out, x)
@@ -245,14 +245,14 @@ class Comm:
 
     @checked
     def all_to_all_later(self, out: Tensor, rows: Tensor) -> Any:
-        """Begin to send row r of `rows` (size, k) to rank r, and to receive row r of `out`; return the work."""
+        """Begin to send row r of `rows` (size, k) to rank r, and to receive row r of `out` from it; return the work."""
         sending.check_gathered(out, rows, 1, "rows")
         self._count((self.size - 1) * (rows.nbytes // self.size))
         return dist.all_to_all_single(out, rows, group=self.group, async_op=True)
 
     @checked
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
-        """Overwrite `x` with the tensor of rank `source`."""
+        """Overwrite `x` with `x` of rank `source`, and return it."""
         integer("source", source, 0, self.size - 1)
         if self.size > 1:
             self._count((self.size - 1) / self.size * x.nbytes)  # the mean over ranks
@@ -260,7 +260,7 @@ class Comm:
         return x
 
     def gather_objects(self, value: Any, plain: bool = False) -> list[Any]:
-        """Return the `value` of every rank, sent as a pickle; if `plain`, as JSON, which runs no code when read."""
+        """Return each rank's `value`, by rank. Send it as a pickle or, if `plain`, as JSON, which cannot run code."""
         truth("plain", plain)
         if self.size == 1:
             return [value]
@@ -291,12 +291,12 @@ class Comm:
         return flows
 
     def met(self) -> None:
-        """Wait until all ranks are known to make the same call, if this is a `Comm` from `meeting`."""
+        """Wait until all ranks are known to make the same call, if `meeting` made this `Comm`; else do nothing."""
         if self._meet is not None:
             self._meet()
 
-    # Messages call methods of the group: torch's irecv and isend take 1.5 times as long. Gloo ends the process if a
-    # message is longer than its tensor, and accepts a shorter one. Tags have length and call, so that neither arrives.
+    # These use methods of the group, because torch's irecv and isend take 1.5 times as long. The tag depends on length
+    # and call: gloo would end the process at a message that is too long, and accept a message that is too short.
 
     def receive_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
         """Begin to receive `x` from `peer`; return the work. Call its `.wait()` before `x` is read."""
@@ -329,7 +329,7 @@ class Comm:
     def exchange_each(
         self, outgoing: Mapping[int, Tensor], incoming: dict[int, Tensor], device: torch.device | None = None
     ) -> dict[int, Tensor]:
-        """Send the tensors `outgoing` by target, fill the tensors `incoming` by source, and wait for both.
+        """Send `outgoing` {target: tensor}, receive into `incoming` {source: tensor}, wait for all, return `incoming`.
 
         All ranks call it. A rank without peers passes the `device` of the other ranks' tensors.
         """
@@ -365,12 +365,12 @@ class Comm:
         store: Any = None,
         parts: Collection[str] = (FLAT, INTRA, INTER),
     ) -> "Comm":
-        """Return the same ranks in new process groups, which nothing else uses. Collective; `close()` it after use.
+        """Return a `Comm` of these ranks with new process groups, which nothing else uses. Collective. Close it later.
 
         Args:
             name, timeout, device: a unique name, the timeout of messages, and the device of their tensors.
             flows, store: the number of flows, and the store to connect with; None: those of this `Comm`.
-            parts: the groups to use, among "flat", "intra" and "inter": each sends a first message here.
+            parts: the groups that will be used, among "flat", "intra" and "inter". In each, a first message is sent.
         """
         let_go()
         count, timeout = integer("flows", self.flows if flows is None else flows, 1, 64), longer(timeout)
@@ -385,11 +385,11 @@ class Comm:
         return new
 
     def groups(self) -> list[Any]:
-        """Return the process groups: flat, then intra and inter if there is a mesh, then further flows."""
+        """Return the process groups: the flat one, then intra and inter if there is a mesh, then those of flows."""
         return [self.group, *(self._parts or ()), *(g for flows in self._flows.values() for g in flows.groups[1:])]
 
     def close(self) -> None:
-        """Shut down the groups that `own` made."""
+        """Shut down the groups of this `Comm`, which `own` made."""
         for flows in self._flows.values():
             flows.close()
         shut_all(self.groups())

@@ -1,6 +1,6 @@
-"""Process groups: their checks, and the creation of separate ones.
+"""Check process groups, and make new ones for attachments.
 
-The attachment's monitor reports the errors of NCCL groups that are made here. Torch's watchdog would end the process.
+NCCL groups that this module makes only record errors, so that a monitor can report them. Other groups end the process.
 """
 
 import os
@@ -27,19 +27,19 @@ T = TypeVar("T")
 HOSTS = "hosts"
 """A value of `mesh`: each host that ranks run on is a node."""
 
-# Up to this many ranks, gloo connects every pair of ranks at the start. A connection that breaks shows that a rank is
-# lost. A rank that waits for the first message of a lost rank hears nothing, and gloo keeps its thread.
+# Up to this many ranks, gloo connects every pair of ranks at the start, because a connection that breaks shows that a
+# rank is lost. Without a connection, a rank that waits for a message of a lost rank waits until the timeout.
 CONNECTED = 32
 BACKENDS = {"cpu": dist.ProcessGroup.BackendType.GLOO, "cuda": dist.ProcessGroup.BackendType.NCCL}
 
 # The constructor of ProcessGroupNCCL reads these variables; its options have no fields for them.
 #
-# In mode 0 the watchdog only records errors. Modes 1 and 3 end the process. Mode 2 aborts the group before the error
-# is reported: kernels that still wait for data end without it. Here the monitor reads the recorded error, names the
-# failed rank, fails the flights, and aborts the groups.
+# The first variable is the mode of the watchdog. In mode 0 the watchdog only records errors; the monitor then reads
+# the error, names the failed rank, fails the flights, and aborts the groups. Modes 1 and 3 end the process. Mode 2
+# aborts the group before the error is reported, so that kernels that wait for data end without these data.
 #
-# After an error, the first NCCL group of the process (the user's) still writes its flight record, and ends the process
-# TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC (480 s) later, unless it has been destroyed by then.
+# After an error, the first NCCL group of the process, which is the user's, still dumps torch's flight recorder. It ends
+# the process TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC (480 s) later, unless the group has been destroyed by then.
 SETTINGS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_DESYNC_DEBUG": "0",  # it changes mode 0 to mode 3
@@ -54,7 +54,7 @@ SETTINGS = {
 _environment = threading.Lock()  # the environment belongs to the whole process
 _c10d: Any = dist  # its type stubs lack some names
 
-# By group:
+# The keys of these dictionaries are process groups.
 _stores: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # the stores of groups made here, which need a reference
 _connections: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # second connections to the stores
 _names: WeakKeyDictionary[Any, Iterator[str]] = WeakKeyDictionary()  # names to give out
@@ -66,7 +66,7 @@ lazy: WeakSet[Any] = WeakSet()
 
 
 def check_device(group: Any, device: torch.device) -> None:
-    """Raise ValueError unless the group sends CPU tensors by gloo, or CUDA tensors by NCCL."""
+    """Raise a ValueError unless the group sends tensors on `device` by gloo (on a CPU) or by NCCL (on CUDA)."""
     if device.type not in BACKENDS:
         raise ValueError(f"baguakit trains on CPU (gloo) and CUDA (NCCL); these parameters are on {device}")
     wanted, found = BACKENDS[device.type].name.lower(), backend_of(group, device.type)
@@ -78,7 +78,7 @@ def check_device(group: Any, device: torch.device) -> None:
 
 
 def backend_of(group: Any, kind: str) -> str:
-    """Return the name of the backend, such as "gloo", that a group uses for tensors on a kind of device."""
+    """Return the backend that a group uses for tensors on this kind of device, such as "gloo", or "nothing"."""
     try:
         return str(group._get_backend(torch.device(kind)).name()).lower()
     except RuntimeError:
@@ -88,8 +88,8 @@ def backend_of(group: Any, kind: str) -> str:
 def store_of(group: Any, name: str) -> Any:
     """Return the key-value store through which the ranks of a group connected, with the key prefix `name`.
 
-    It uses a second connection, so that a wait on the first does not block it. Its users must not block. It is made
-    only once: TCPStore looks up the name of each new client, and this can block all clients for seconds.
+    The store uses a second connection, so that a wait on the first does not block it. Callers must not block it either.
+    A group gets only one: TCPStore looks up the name of each new client, and this can block all clients for seconds.
     """
     if group not in _connections:
         store = group.get_group_store()
@@ -98,7 +98,7 @@ def store_of(group: Any, name: str) -> Any:
 
 
 class PatientStore(Store):
-    """A store of a group that waits for keys with `wait_until`, a weakly held method that may raise to stop waiting.
+    """A group's store, which waits for keys by calling `wait_until`. This method may raise an error to stop the wait.
 
     Otherwise nothing could interrupt a process group that waits in the store for the address of a rank.
     """
@@ -134,7 +134,7 @@ class PatientStore(Store):
 def next_name(group: Any) -> str:
     """Return a new name, equal on all ranks. All ranks call this equally often for a group.
 
-    At its first call each rank adds 1 to a counter in the store. The sum gives the number of earlier groups there.
+    At its first call each rank adds 1 to a counter in the store, and so learns how many groups used the store before.
     """
     if group.size() == 1:
         return "0"
@@ -145,10 +145,10 @@ def next_name(group: Any) -> str:
 
 
 def own_group(like: Any, store: Any, name: str, timeout: timedelta, device: torch.device) -> Any:
-    """Return a new process group of the ranks of `like`. Only its members call this, with the same unique name.
+    """Return a new process group of the ranks of `like`. Only these ranks call this, all with one unique name.
 
     `dist.new_group` is not used: if only the members call it, torch's group counter changes on these ranks only. With
-    `use_local_synchronization`, a group that is made again finds the addresses of the first one and hangs.
+    `use_local_synchronization`, a second group of the same ranks finds the addresses of the first group and hangs.
     """
     return group_over(store, name, like.rank(), members_of(like), [device.type], timeout)
 
@@ -162,7 +162,7 @@ def lazy_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 def group_over(
     store: Any, name: str, rank: int, members: list[int], kinds: Iterable[str], timeout: timedelta, lazily: bool = False
 ) -> Any:
-    """Return a process group under a name in a store, for tensors on these kinds of devices.
+    """Return a new process group for tensors on these kinds of devices. Its ranks connect through `store`, by `name`.
 
     `members` has each member's rank in the default group. Over gloo, more than `CONNECTED` ranks connect `lazily`, too.
     """
@@ -182,11 +182,11 @@ def group_over(
 
 
 def gloo_backend(store: Any, rank: int, size: int, timeout: timedelta, lazily: bool) -> Any:
-    """Return a gloo backend; `lazily`: two ranks connect with their first message, and no rank reads all addresses."""
+    """Return a gloo backend. With `lazily`, two ranks connect with their first message; no rank reads all addresses."""
     if not lazily:
         return _c10d.ProcessGroupGloo(store, rank, size, timeout)
     options, make = _c10d.ProcessGroupGloo._Options(), _c10d.ProcessGroupGloo.create_device
-    # Gloo ignores this variable if it is given options.
+    # If gloo is given options, it ignores GLOO_SOCKET_IFNAME, which is therefore read here.
     names = list(filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")))
     devices = [make(interface=name, lazy_init=True) for name in names]
     options._devices = devices or [_c10d.ProcessGroupGloo.create_default_device(lazy_init=True)]
@@ -228,7 +228,7 @@ def _send_by(group: Any, kind: str, backend: Any) -> None:
 
 
 def check_mesh(mesh: DeviceMesh, group: Any) -> None:
-    """Raise an error unless the mesh has the two dimensions and, if a group is given, the same ranks as the group."""
+    """Raise unless the mesh has the dimensions "inter" and "intra" and, if a group is given, the ranks of the group."""
     instance("mesh", mesh, DeviceMesh, f'"hosts", or a DeviceMesh with the dimensions ("{INTER}", "{INTRA}")')
     names = mesh.mesh_dim_names or ()
     if set(names) != {INTER, INTRA}:
@@ -257,24 +257,24 @@ def flat_group(mesh: DeviceMesh | None) -> Any:
 
 
 def stand_for(group: Any, inner: Any, members: Sequence[int]) -> None:
-    """Let every `Comm` of `group` send over `inner`, a group of the same ranks; in the default group: `members`."""
+    """Let `Comm(group)` send over `inner`, with the same ranks. `members` are their ranks in the default group."""
     _inner[group], _members[inner] = inner, list(members) or list(range(group.size()))
 
 
 def inner_of(group: Any) -> Any:
-    """Return the group over which a `Comm` of `group` sends: `group`, or its inner group if it is of `bk.backend`."""
+    """Return the group over which `Comm(group)` sends: `group`, or if `bk.backend` made it, the group inside it."""
     return _inner.get(group, group)
 
 
 def add_nccl(group: Any, store: Any, name: str, timeout: timedelta) -> None:
-    """Let a gloo group send tensors on GPUs as well, over NCCL, which connects with its first message."""
+    """Let a gloo group also send CUDA tensors, over NCCL. NCCL connects the ranks with the first message."""
     name = f"baguakit/{name}"
     backend = nccl_backend(PrefixStore(name, store), group.rank(), members_of(group), name, timeout)
     _send_by(group, "cuda", backend)
 
 
 def members_of(group: Any) -> list[int]:
-    """Return the members' ranks in the default group; if the group was made without one, its own ranks."""
+    """Return the members' ranks in the default group; if torch does not know `group`, 0 to size − 1."""
     try:
         return _members.get(group) or dist.get_process_group_ranks(group)
     except KeyError:
@@ -282,7 +282,7 @@ def members_of(group: Any) -> list[int]:
 
 
 def host() -> str:
-    """Return a name of this host: boot id and network namespace. A container with its own namespace is a host."""
+    """Return a name of this host, from boot id and network namespace. A container with its own namespace is a host."""
     try:
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{os.stat('/proc/self/ns/net').st_ino}"
     except OSError:  # not Linux
@@ -290,7 +290,7 @@ def host() -> str:
 
 
 def ranks_by_host(hosts: Sequence[str]) -> list[list[int]]:
-    """Return the ranks of each host, in order, from the host of every rank."""
+    """Return a list of ranks for each host; `hosts` has the name of each rank's host."""
     found: dict[str, list[int]] = {}
     for rank, each in enumerate(hosts):
         found.setdefault(each, []).append(rank)
@@ -298,7 +298,7 @@ def ranks_by_host(hosts: Sequence[str]) -> list[list[int]]:
 
 
 def on_all(comm: Any, make: Callable[[], T], doing: str) -> T:
-    """Return `make()`. If it fails on a rank, all raise; the others a ValueError that names `doing`. Collective."""
+    """Return `make()`. If it fails on one rank, the other ranks raise a ValueError that names `doing`. Collective."""
     error = None
     try:
         made = make()
@@ -314,7 +314,7 @@ def on_all(comm: Any, make: Callable[[], T], doing: str) -> T:
 
 
 def node_groups(comm: Any) -> tuple[Any, Any]:
-    """Return this rank's intra and inter groups; each host that ranks of the `Comm` run on is a node. Collective."""
+    """Make and return this rank's intra and inter groups, with each host as a node. Collective."""
     nodes = ranks_by_host(comm.gather_objects(host()))
     if odd := next((ranks for ranks in nodes if len(ranks) != len(nodes[0])), None):
         raise ValueError(
@@ -334,13 +334,13 @@ def node_groups(comm: Any) -> tuple[Any, Any]:
 
 
 class Membership:
-    """The members of a group, as an attachment sees them. Here they never change; with `bk.elastic` they do."""
+    """The members of a group, as an attachment sees them. In this class they never change; in `bk.elastic` they do."""
 
     changes: ClassVar[bool] = False  # ranks come and go, so that the group of the `Comm` changes
     bodies = 0  # of `recoverable()` that have ended
 
     def watch(self, monitor: Any) -> None:
-        """Tell the monitor of an attachment or a hook when a rank is lost."""
+        """From now on, tell this monitor, of an attachment or a hook, when a rank is lost."""
 
     def start(self, engine: Any) -> None:
         """Start the engine of an attachment. Collective."""

@@ -1,12 +1,12 @@
-"""Separate groups: the same ranks in new process groups, and parallel connections, over which messages are divided.
+"""New process groups of the same ranks, and flows: parallel connections, among which messages are divided.
 
-Each flow has its own process group, and so its own connections. Its share s_i of a message follows the bandwidth of
-the flow: with T_i the time that flow i took, summed over messages and ranks since the last agreement,
+Each flow has its own process group, and so its own connections. Flow i sends the share s_i of each message. Let T_i be
+the time that flow i took, summed over messages and ranks since the last agreement. The new shares are
 
     s_i ← s_i / T_i,  scaled so that Σ s_i = 1
 
-The fixed point is that all flows end at the same time. All ranks agree on the T_i, and so on the shares, in one small
-all-reduce per `PERIOD` messages.
+At the fixed point all flows end at the same time. One small all-reduce per `PERIOD` messages adds the times of all
+ranks, so that all ranks have the same shares.
 """
 
 import contextlib
@@ -44,10 +44,10 @@ Parts = tuple[Any, Any] | None
 
 
 class Flows:
-    """Process groups of the same ranks, over which messages are divided.
+    """Process groups of the same ranks, among which messages are divided.
 
     Args:
-        groups: one for each flow; the first also carries the messages that are too small to divide.
+        groups: one for each flow. The first group also sends the messages that are too small to divide.
     """
 
     def __init__(self, groups: Sequence[Any]) -> None:
@@ -58,14 +58,14 @@ class Flows:
         self._settled = 0
 
     def parts(self, n: int, nbytes: int) -> list[slice]:
-        """Return the part of `n` values for each flow, equal on all ranks; one part for a small message."""
+        """Return the slice of `n` values for each flow, equal on all ranks; for a small message one slice."""
         if nbytes < SMALLEST:
             return [slice(0, n)]
         ends = [min(n, round(total * n / LINE) * LINE) for total in accumulate(self.shares[:-1])]
         return [slice(begin, end) for begin, end in pairwise([0, *ends, n])]
 
     def begin(self, x: Tensor, begin: Callable[[slice, Any], Any]) -> "Shares":
-        """Begin a message that is divided like the flat `x`; `begin(part, group)` returns the work of a part."""
+        """Begin to send or receive the flat `x` in parts; `begin(part, group)` begins a part and returns its work."""
         if x.is_cuda:
             raise ValueError(
                 "flows divide messages over gloo; for NCCL, set the number of connections with baguakit.net"
@@ -73,7 +73,7 @@ class Flows:
         return Shares(self, x, begin)
 
     def settle(self, before: Callable[[], None]) -> None:
-        """Agree on new shares in every `PERIOD`-th call, after `before()`. Collective: all call it equally often."""
+        """Agree on new shares in every `PERIOD`-th call, after `before()`. All ranks call this equally often."""
         self._settled += 1
         if self._settled % PERIOD:
             return
@@ -114,14 +114,14 @@ class Shares:
 
 
 def reweighed(shares: Sequence[float], seconds: Sequence[float]) -> list[float]:
-    """Return s_i / T_i, at least `LEAST` of an equal share, scaled to the sum 1."""
+    """Return the shares s_i / T_i, with the sum 1. Small ones are first raised to `LEAST` times an equal share."""
     rates = [share / taken for share, taken in zip(shares, seconds, strict=True)]
     floored = [max(rate / sum(rates), LEAST / len(rates)) for rate in rates]
     return [share / sum(floored) for share in floored]
 
 
 def longer(timeout: timedelta) -> timedelta:
-    """Return the timeout of a flight's messages: longer than the monitor's, so that the monitor names ranks first."""
+    """Return the timeout of a flight's messages. It is longer than the monitor's, which then names a rank first."""
     return timeout * 1.25 + timedelta(seconds=2)
 
 
@@ -131,7 +131,7 @@ def timeout_of(group: Any) -> timedelta:
 
 
 def set_timeout(group: Any, timeout: timedelta) -> None:
-    """Set the timeout of the messages of a group that was made here."""
+    """Set the timeout of messages in a group that this package made."""
     for device in group._device_types:
         group._get_backend(device)._set_default_timeout(timeout)
 
@@ -139,7 +139,7 @@ def set_timeout(group: Any, timeout: timedelta) -> None:
 def own_groups(
     group: Any, parts: Parts, name: str, timeout: timedelta, device: torch.device, store: Any
 ) -> tuple[Any, Parts]:
-    """Return new groups of the same ranks, which connect through a store under an agreed name. Collective."""
+    """Return a new flat group and, if `parts` are given, new (intra, inter) groups of the same ranks. Collective."""
     own = own_group(group, store, f"{name}/flat", timeout, device)
     if parts is None:
         return own, None
@@ -149,9 +149,9 @@ def own_groups(
 
 
 def flows_of(group: Any, parts: Parts, count: int, name: str, timeout: timedelta, store: Any) -> dict[str, Flows]:
-    """Return {part: flows}, `count` flows between all ranks or, with a mesh, between nodes; {} if 1. Collective.
+    """Return {part: flows}: `count` flows between all ranks or, with a mesh, between nodes; {} for 1. Collective.
 
-    The first flow uses the given group.
+    The first flow uses the existing group.
     """
     if count == 1:
         return {}
@@ -161,14 +161,14 @@ def flows_of(group: Any, parts: Parts, count: int, name: str, timeout: timedelta
 
 
 def abort_all(groups: Iterable[Any]) -> None:
-    """Abort all messages of groups that were made here, in all groups at the same time.
+    """Abort all messages of groups that this package made, in all groups at the same time.
 
-    NCCL ends a communicator when the device has completed earlier launches. Such a launch may be a message of another
-    communicator that waits for a lost rank, so one abort after another would block. This waits at most `ENDING`.
+    NCCL's abort waits until the device has completed earlier launches. Such a launch may be a message in another group
+    that waits for a lost rank, so one abort after another would block. This function waits `ENDING` seconds at most.
 
-    Groups that connect with their first messages are kept until `let_go`, also when the process ends. Freeing a group
-    waits for its last collective, which an abort does not end. If a rank was lost before the first message to it, this
-    takes the timeout of the group, and a garbage collection would block the process for that time.
+    Groups that connect with their first messages are kept until `let_go` frees them, even while the process exits.
+    Freeing a group waits for its last collective, which an abort does not end. If a rank was lost before the first
+    message to it, this wait takes the timeout of the group. In a garbage collection it would block the process.
     """
 
     def abort(group: Any) -> None:
@@ -189,7 +189,7 @@ def abort_all(groups: Iterable[Any]) -> None:
 
 
 def let_go() -> int:
-    """Free, on threads, the kept aborted groups that nothing else refers to; return how many are left."""
+    """Free on threads those groups, kept by `abort_all`, that nothing else refers to; return how many are left."""
     with _letting_go:
         for _ in range(len(_kept)):
             held = [_kept.pop(0)]
@@ -202,7 +202,7 @@ def let_go() -> int:
 
 
 def shut_all(groups: Iterable[Any]) -> None:
-    """Shut down groups that were made here, except those that were aborted."""
+    """Shut down groups that this package made, except aborted groups."""
     for group in groups:
         if group not in _aborted:
             group.shutdown()

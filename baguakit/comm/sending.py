@@ -1,4 +1,4 @@
-"""Messages: their calls and checks, the bytes and formats that a flight counts, and the flags that it carries."""
+"""Calls and checks of messages, counts of bytes and formats, and the flags that are sent with a flight."""
 
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -15,9 +15,9 @@ FLAT, INTER, INTRA = "flat", "inter", "intra"
 PLACES = {INTRA: ", within nodes", INTER: ", between nodes"}
 LONGEST = 1 << 16  # bytes that flags may add to an all-gather; with more, a separate all-reduce adds fewer
 Sent = dict[str, float]
-"""Bytes by part of the network."""
+"""The bytes that were sent, by part of the network."""
 
-# torch 2.13 renamed these two, and warns for the old names; older versions have only the old names.
+# torch 2.13 renamed these functions, and warns for the old names; older versions have only the old names.
 all_gather_single = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
@@ -37,8 +37,8 @@ def as_sent(x: Tensor) -> Tensor:
 def warm(group: Any, device: torch.device) -> None:
     """Send a first byte, if this group has never sent tensors of `device`. Collective.
 
-    NCCL makes its communicator in the first call, which waits for all ranks, including those that have no message. Over
-    gloo each rank sends the byte to the next rank: a network interface that does not reach it is found now.
+    NCCL makes its communicator in the first call, which waits for all ranks, even for ranks that send no message. Over
+    gloo each rank sends the byte to the next rank, so that a network interface that cannot reach others is found now.
     """
     if group.size() == 1 or device in _warm.setdefault(group, set()):
         return
@@ -60,7 +60,7 @@ def check_peer(peer: int, group: Any) -> None:
 
 
 def check_gathered(out: Tensor, x: Tensor, size: int, name: str = "x") -> None:
-    """Raise a ValueError unless `out` has the size of `size` tensors `x`; `name` is the name of `x` in the error."""
+    """Raise a ValueError unless `out` has the dtype and size of `size` tensors `x`; the error calls `x` by `name`."""
     if out.numel() != size * x.numel() or out.dtype != x.dtype:
         raise ValueError(
             f"out has room for {size} tensors like {name}; out is {describe(out)}, and {name} is {describe(x)}"
@@ -68,7 +68,7 @@ def check_gathered(out: Tensor, x: Tensor, size: int, name: str = "x") -> None:
 
 
 def gather_bytes(content: bytes, group: Any) -> list[bytes]:
-    """Return the bytes of every rank.
+    """Return the `content` of each rank, by rank. Collective.
 
     `dist.all_gather_object` and `dist.broadcast_object_list` are not used: with TORCH_DISTRIBUTED_DEBUG=DETAIL they
     accept only groups that torch made.
@@ -86,7 +86,7 @@ def gather_bytes(content: bytes, group: Any) -> list[bytes]:
 
 
 def broadcast_bytes(content: bytes, source: int, group: Any) -> bytes:
-    """Return the bytes of rank `source`."""
+    """Return the `content` of rank `source`. Collective."""
     mine, there = torch.frombuffer(bytearray(content), dtype=torch.uint8), _device_of(group)
     size = torch.tensor([len(mine)], device=there)
     dist.broadcast(size, group=group, group_src=source)
@@ -122,7 +122,7 @@ class SentFormat(NamedTuple):
         return SentFormat(_named(self.asked), _named(self.flew), str(self.reason), self.part)
 
     def line(self, flights: int, of: int) -> str:
-        """Return the text after the name of a bucket: `flights` of its `of` flights were sent in this format."""
+        """Return the text that a report prints after a bucket's name; `flights` of `of` flights used this format."""
         times = f" in {flights:,} of {of:,} flights" if flights < of else ""
         instead = f", not {self.asked}" if self.reason and self.asked != self.flew else ""
         return f"{PLACES.get(self.part, '')}: {self.flew}{times}{instead}" + f": {self.reason}" * bool(self.reason)
@@ -135,10 +135,10 @@ def _named(format: Any) -> str:
 
 
 class Rider:
-    """Flags: a row of bytes on each rank, whose maximum over all ranks is needed.
+    """Flags of a flight: a row of bytes on each rank. The maximum of the rows of all ranks is needed.
 
-    On a GPU a separate collective would add its latency. So the first all-gather of a flight carries the flags; with
-    nodes, the first one between nodes and the first one within nodes. Otherwise `arrive` all-reduces them at the end.
+    On a GPU a separate collective would add latency. So the flags are sent with the first all-gather of the flight;
+    with nodes, with the first between nodes and the first within nodes. If there is none, `arrive` all-reduces them.
     """
 
     def __init__(self, mine: Tensor, size: int) -> None:
@@ -146,11 +146,11 @@ class Rider:
         self._size, self._parts = size, set[str]()
 
     def aboard(self, comm: Any) -> Any:
-        """Return the same `Comm` for one flight, whose all-gathers carry these flags."""
+        """Return a copy of `comm`, whose all-gathers send these flags, too."""
         return comm._with(_rider=self)
 
     def boards(self, part: str, size: int) -> tuple[Tensor, Tensor] | None:
-        """Return (out, input) of an all-gather of the flags in a part of the group; None if it does not carry them."""
+        """Return (out, input) for an all-gather of the flags in a part of the group; None if they are not sent now."""
         rows = size * len(self.rows)
         if part in self._parts or rows > self._size or rows * self.rows.shape[1] > LONGEST:
             return None
@@ -160,6 +160,6 @@ class Rider:
         return out, mine
 
     def arrive(self, comm: Any) -> None:
-        """All-reduce the flags, unless all-gathers have carried them to all ranks. Collective."""
+        """All-reduce the flags, unless all-gathers have sent them to all ranks. Collective."""
         if len(self.rows) < self._size:
             comm.all_reduce(self.rows, dist.ReduceOp.MAX)

@@ -37,8 +37,8 @@ class Judge:
     """Finds the rank at fault, for all ranks that wait.
 
     The silence of other ranks is measured by a special clock. It advances only when this rank looks at the records, and
-    by a limited time per look. If this rank looks rarely, because the store is slow or because it was stopped itself,
-    the others are not to blame: they may have written heartbeats meanwhile, or the same store may have delayed them.
+    by a limited time per look. This rank may look rarely, because the store is slow or because the rank was stopped.
+    Then other ranks must not seem dead: they may have written heartbeats meanwhile, or the slow store delayed them.
     """
 
     rank: int  # this one
@@ -120,9 +120,9 @@ class Judge:
 
 
 def _awaited(here: dict[int, Record]) -> list[tuple[int, Waiting]]:
-    """Return for each lane a rank that waits there, and its flight: a late one if any, else that of the latest launch.
+    """Return (rank, its flight) for each lane on which ranks wait: the latest launch of the late flights, or of all.
 
-    The patience is the shortest of all ranks that wait on that lane. Lanes with a late flight come first.
+    `patience` is replaced by the shortest of all ranks that wait on that lane. Lanes with a late flight come first.
     """
     waits = [(rank, record.waiting) for rank, record in here.items() if record.waiting is not None and not record.how]
     found = []
@@ -145,10 +145,10 @@ def _gone(r: int, record: Record, rank: int, waiting: Waiting) -> str:
 
 
 def diverged(rank: int, size: int, air: Air, records: Mapping[int, Record], sure: bool) -> str:
-    """Return a sentence that names the ranks whose launches differ from the others'; "" if none differ.
+    """Return a sentence that names the ranks whose launches differ from the others'; "" if none is found.
 
-    If more than half of all ranks agree, the others are at fault. Without such a majority the sentence names both
-    sides, but only if the caller is `sure` that no majority will show later, or if there are two ranks.
+    If more than half of all ranks agree, the other ranks are at fault. Without such a majority the sentence names both
+    sides, but only if the caller is `sure` that no majority will form later, or if there are two ranks.
     """
     for lane in air.latest():
         here = {r: (record.on(lane), air.at(lane, record.on(lane).number)) for r, record in records.items()}

@@ -4,9 +4,9 @@ Each rank writes a record to the store. When a flight is late or fails, one of t
 publishes which rank is at fault. With every heartbeat a rank compares its launches with those of another rank, so that
 ranks that have diverged do not continue to train.
 
-When a process with attachments ends, it tells the other ranks and ends the threads of its monitors: a thread that
-returns from a call of torch while the interpreter ends aborts the process. The other ranks read in the store why a rank
-has left, and the store may end with rank 0. So rank 0 waits a moment for the others to leave first.
+When a process with attachments exits, it tells the other ranks, and ends the threads of its monitors, because a thread
+that returns from a call of torch while the interpreter exits aborts the process. The other ranks read in the store why
+a rank has left. The store may end with rank 0, so rank 0 waits a few seconds until the others have left.
 """
 
 import atexit
@@ -40,28 +40,28 @@ class PeerError(RuntimeError):
 
 
 class Fault:
-    """A number in pinned memory, for each dtype. It is 1 until `set`, and then NaN (bools: True, then False).
+    """A number in pinned memory, for each dtype. It is 1 until `set` is called, then NaN. The bool is True, then False.
 
-    An abort ends the kernels of a flight before its data have come. Steps that the host has queued already would then
-    apply an unfinished sum. The number is set before the abort, and the device reads it after the flight, so the host
-    waits for nothing. Gradients are multiplied by it, so NaN in every parameter shows a lost step. Weights stay.
+    An abort ends the kernels of a flight before all data have come. Optimizer steps that the host has queued already
+    would then apply an unfinished sum. So `set` is called before the abort, and the device reads the number after the
+    flight. Gradients are multiplied by the number, so that NaN in every parameter shows a lost step.
     """
 
     def __init__(self) -> None:
         self._is_set, self._numbers = False, dict[torch.dtype, Tensor]()
 
     def set(self) -> None:
-        """Mark all flights that land from now on as lost."""
+        """Mark as lost all flights that land from now on."""
         self._is_set = True
         for number in list(self._numbers.values()):
             number.fill_(torch.nan if number.is_floating_point() else 0)
 
     def multiply_(self, heads: Sequence[Tensor]) -> None:
-        """Multiply tensors of one dtype and device by 1, or after `set` by NaN, about 100 per launch, with no wait."""
+        """Multiply tensors of one dtype and device by 1, or after `set` by NaN. One kernel multiplies about 100."""
         torch._foreach_mul_(list(heads), self._on(heads[0].device, heads[0].dtype))
 
     def good(self, device: torch.device) -> Tensor:
-        """Return a bool on `device`: False if flights that have ended on it are lost. The host waits for nothing."""
+        """Return a bool tensor on `device`: False if flights on the device are lost. The host does not wait."""
         return self._on(device, torch.bool)
 
     def _on(self, device: torch.device, dtype: torch.dtype) -> Tensor:
@@ -116,17 +116,17 @@ class Monitor:
         """The seconds that a search for the rank at fault may take."""
         return min(self.timeout, 6 * self.beat + 1)
 
-    # Called by the attachment
+    # The attachment calls these methods.
 
     def start(self) -> None:
-        """Write the first record and start the threads. Call it before anything collective."""
+        """Write the first record and start the threads. Call this before any collective."""
         if self.size > 1:
             self.watch.start()
 
     def fly_on(self, device: torch.device) -> None:
-        """Set the device of the flights.
+        """Set the device of the flights, and for a GPU make the `Fault`.
 
-        If the ranks of the group may change, no `Fault` is needed: the host waits for the flights on a GPU.
+        If the ranks of the group may change, no `Fault` is needed, because the host waits for every flight on a GPU.
         """
         self.device = device
         self.fault = Fault() if device.type == "cuda" and self.size > 1 and not self.hasty else None
@@ -134,8 +134,8 @@ class Monitor:
     def wait_for(self, collective: Collective) -> Any:
         """Wait for a collective and return its result, or raise an error that names the rank at fault.
 
-        If the ranks of the group may change, the host also waits for work on a GPU. An abort ends a kernel without its
-        data, as if they had come, and a step with its result must not count. `fail` sets the error before it aborts.
+        If the ranks of the group may change, the host also waits until a GPU has finished the work. An aborted kernel
+        seems to be finished, but `fail` sets the error before the abort, so that its result is never used.
         """
         if self.error is not None:  # `fail` may have looked too early to see this flight, or ended a placeholder
             collective.flight.fail(self.error)
@@ -153,7 +153,7 @@ class Monitor:
 
     @contextlib.contextmanager
     def busy(self, what: str) -> Iterator[None]:
-        """Suspend the timeout of the other ranks while the body runs, which may take long."""
+        """Suspend the timeouts of the other ranks during a `with` block that may take long. `what` names its work."""
         self.working_on = what
         if self.size > 1:
             try:
@@ -214,7 +214,7 @@ class Monitor:
                 self.watch.compare(self.watch.board.written({r % self.size for r in ranks}), sure)
 
     def leave(self, how: str, why: str = "") -> None:
-        """Tell the other ranks that this one leaves, and stop the monitor. Never waits for other ranks."""
+        """Tell the other ranks that this rank leaves, and stop the monitor. Never wait for other ranks."""
         if self.error is not None:
             how, why = GAVE_UP, str(self.error)
         self.leaving = (how, why)
@@ -224,7 +224,7 @@ class Monitor:
                 self.watch.write()
 
     def leave_for(self, error: BaseException | None) -> None:
-        """Tell the other ranks that this one leaves, and because of which error if there is one."""
+        """Tell the other ranks that this rank leaves and, if `error` is given, that the error is the reason."""
         self.leave(*((LEFT, "") if error is None else (RAISED, f"{type(error).__name__}: {error}")))
 
     def alone(self) -> bool:
@@ -258,7 +258,7 @@ def _again(error: PeerError) -> PeerError:
 
 
 def _from_network(error: BaseException) -> RuntimeError | None:
-    """Return the deepest RuntimeError in the chain of `error`, which a process group or store raised; or None."""
+    """Return the deepest RuntimeError among the causes of `error`, or None. Process groups and stores raise it."""
     chain = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
         chain.append(cause)
@@ -275,7 +275,7 @@ def end_with_process(monitor: Monitor) -> None:
 
 @atexit.register
 def end_all() -> None:
-    """End all monitors of this process."""
+    """End all monitors of this process. Rank 0 then waits a few seconds for the other ranks to leave."""
     monitors = [monitor for monitor, process in list(_monitors.items()) if process == os.getpid()]
     for monitor in monitors:
         if not monitor.leaving[0]:

@@ -1,9 +1,9 @@
 """The launches of a rank; its record in the store, which the other ranks read; and the lease of the judge.
 
-Every rank replaces its record in the store. One key holds the verdict and the *lease* of the judge, the rank that reads
-all records. No call makes more than two requests, for any number of ranks. `multi_get` waits for keys that are absent.
-So a rank that has written its first record adds its number to a list, and only records of ranks in that list are
-requested. The list is read until it is complete.
+Every rank has one record in the store, which it overwrites. One key holds the verdict and the *lease* of the judge, the
+rank that reads all records. After the start, a call makes at most two requests, for any number of ranks. `multi_get`
+waits for keys that are absent. So a rank that has written its first record adds its number to a list, and only records
+of ranks in that list are requested. The list is read until it is complete.
 """
 
 import json
@@ -60,7 +60,7 @@ class Air:
         self._lock = threading.RLock()
 
     def launch(self, lane: int, collective: Collective) -> LaunchCount:
-        """Add a collective that is put on a lane, and return the lane's launches up to it."""
+        """Add a collective that is put on a lane, and return the lane's launches up to this collective."""
         with self._lock:
             known = self._launches.get(lane) or self._launches.setdefault(lane, deque([LaunchCount()], REMEMBERED))
             (number, _, digest), what = known[-1], collective.label
@@ -73,12 +73,12 @@ class Air:
         return count
 
     def latest(self) -> dict[int, LaunchCount]:
-        """Return the launches so far, by lane."""
+        """Return {lane: LaunchCount} of all launches so far."""
         with self._lock:
             return {lane: known[-1] for lane, known in self._launches.items()}
 
     def at(self, lane: int, count: int) -> LaunchCount | None:
-        """Return the launches up to the `count`-th; None if it has not been made, or is too old to be remembered."""
+        """Return the LaunchCount after `count` launches on a lane; None if there are fewer, or if it was forgotten."""
         with self._lock:
             known = self._launches.get(lane)
             if not known or not known[0].number <= count <= known[-1].number:
@@ -86,7 +86,7 @@ class Air:
             return known[count - known[0].number]
 
     def failed(self, collective: Collective) -> None:
-        """Record that a collective has failed, and that its rank does not know yet which rank is at fault."""
+        """Record that a collective has failed, and that this rank does not know yet which rank is at fault."""
         with self._lock:
             collective.failed = True
             if collective not in self._held:
@@ -95,12 +95,12 @@ class Air:
                 self._held.append(collective)
 
     def watch(self, message: Collective) -> None:
-        """Keep the latest message between two ranks. Other ranks have no launch for it."""
+        """Keep `message`, the latest between two ranks. It is not among the launches that all ranks make."""
         with self._lock:
             self._passed[MESSAGES] = message
 
     def all(self) -> list[Collective]:
-        """Return all collectives in the air. Record which landed ones a device may still work on."""
+        """Return all collectives that have not landed. Record which landed collectives a device may still work on."""
         with self._lock:
             self._passed |= {each.lane: each for each in self._held if each.landed and each.flight.on_device}
             self._held = [each for each in self._held if not each.landed]
@@ -114,11 +114,11 @@ class Air:
     def awaited(self, before: float, passed_before: float) -> tuple[Collective | None, bool]:
         """Return the collective that this rank waits for, if any, and whether it has failed.
 
-        It is the oldest that has failed; else the oldest that is not done and was launched before the time `before`;
-        else one that the host has passed, a device has not done, and that was launched before `passed_before`.
+        It is the oldest collective that has failed. If none has failed, it is the oldest that is not done, launched
+        before the time `before`; else one that only the device still works on, launched before `passed_before`.
 
-        Younger flights, and flights after the first that is not done, are not queried: on CUDA that queries an event,
-        which would end a graph capture that training has begun meanwhile.
+        No more flights are queried than needed. On CUDA a flight is queried by an event, and this would end a graph
+        capture that training has begun meanwhile.
         """
         with self._lock:
             held = sorted(self.all(), key=lambda each: each.launched)
@@ -142,7 +142,7 @@ class Air:
 
 
 class Waiting(NamedTuple):
-    """The flight that a rank waits for."""
+    """A flight that a rank waits for."""
 
     what: str  # its label
     lane: int
@@ -166,7 +166,7 @@ class Record(NamedTuple):
 
     @classmethod
     def of(cls, text: str | bytes) -> "Record":
-        """Return the record that was written as this JSON."""
+        """Return the record that was written as the JSON `text`."""
         beats, launches, how, why, busy, waiting = json.loads(text)
         counts = {int(lane): LaunchCount(*each) for lane, each in launches.items()}
         return cls(beats, counts, how, why, busy, waiting and Waiting(*waiting))
@@ -182,7 +182,7 @@ class Lease(NamedTuple):
 
     @classmethod
     def of(cls, text: bytes) -> "Lease":
-        """Return the lease that was written as this JSON; "" if nobody has it."""
+        """Return the lease that was written as the JSON `text`, which is "" if no rank has the lease."""
         return cls(*json.loads(text)) if text else cls()
 
 
@@ -194,7 +194,7 @@ class Board:
         self._came: frozenset[int] = frozenset()  # ranks that have written a record
 
     def arrive(self, record: Record) -> None:
-        """Write the first record of this rank, before it reads anything."""
+        """Write the first record of this rank, before any other call."""
         self.write(record)
         self.store.append(CAME, f"{self.rank},")
         self.swap(Lease(), Lease())  # now the key exists
@@ -208,7 +208,7 @@ class Board:
         return Lease.of(self.store.compare_set(LEASE, *texts))
 
     def glance(self, ranks: Iterable[int]) -> tuple[Lease, dict[int, Record]]:
-        """Return the lease, and the records of other ranks in `ranks` that are known to have come."""
+        """Return the lease, and {rank: record} of other ranks in `ranks` that are known to have written a record."""
         incomplete, peers = len(self._came) < self.size, sorted(set(ranks) & self._came - {self.rank})
         lease, *found = self.store.multi_get([LEASE, *[CAME] * incomplete, *map(str, peers)])
         if incomplete:
@@ -216,13 +216,13 @@ class Board:
         return Lease.of(lease), dict(zip(peers, map(Record.of, found), strict=True))
 
     def written(self, ranks: Iterable[int]) -> dict[int, Record]:
-        """Return the records of other ranks in `ranks` that have come."""
+        """Return {rank: record} of other ranks in `ranks` that have written a record."""
         if len(self._came) < self.size:
             self._read_who_came(self.store.get(CAME))
         return self.glance(ranks)[1]
 
     def others(self) -> dict[int, Record | None]:
-        """Return the records of all other ranks; None for a rank that has not written one."""
+        """Return {rank: record} of all other ranks, with None for a rank that has not written a record."""
         written = self.written(range(self.size))
         return {r: written.get(r) for r in range(self.size) if r != self.rank}
 

@@ -1,14 +1,13 @@
-"""The watch of one rank: with each heartbeat it writes its record, reads the verdict, and judges if it is the judge.
+"""Watch the flights of one rank: with each heartbeat write its record, read the verdict and, if it is judge, judge.
 
 A heartbeat takes two requests to the store, for any number of ranks. The first writes a record. The second reads the
-lease of the judge and the records of two other ranks: the next rank, and a different one with each heartbeat. One of
-the waiting ranks takes the lease. It reads all records in a third request, and judges for all waiting ranks, until none
-waits. If a lease is not renewed for `STALE` heartbeats, another rank takes it: the judge has died, or cannot reach the
-store.
+lease of the judge and the records of two ranks: the next rank, and a different rank with each heartbeat. One of the
+waiting ranks takes the lease. It reads all records in a third request, and judges for all ranks until none waits. If
+the lease is not renewed for `STALE` heartbeats, the judge has died or lost the store, and another rank takes it.
 
-A transport may not report that a rank is lost (NCCL reports it over sockets only), and on a GPU the host may not wait
-for a flight. So a rank that finds another one silent for long takes the lease even if it does not wait, and the lease
-says so. Then every rank asks its device for the flights that the host does not wait for.
+Some transports do not report that a rank is lost (NCCL reports it over sockets only), and on a GPU the host may not
+wait for flights. So a rank that finds another rank silent for long takes the lease even if it waits for no flight, and
+sets `silent` in the lease. Then every rank queries the flights on its device that the host does not wait for.
 """
 
 import contextlib
@@ -82,7 +81,8 @@ class Watch:
         if self._judges:
             lease = self._replace(self._mine())
         else:
-            # Read the next rank, and a rank to compare with. The judge does not compare with ranks ahead of it.
+            # Read the next rank, and a rank to compare launches with. A waiting rank compares with the judge, because
+            # the judge cannot compare launches that it has not made yet.
             other, judge = (monitor.rank + 1 + self._beats % (monitor.size - 1)) % monitor.size, self._lease.rank
             peers = (monitor.rank + 1) % monitor.size, judge if waiting is not None and judge >= 0 else other
             lease, records = self._ask(self.board.glance, peers)
@@ -117,7 +117,7 @@ class Watch:
             self._lease, self._renewed = lease, self.judge.now
 
     def _replace(self, lease: Lease) -> Lease:
-        """Replace the lease of this rank, and return the lease that is valid."""
+        """Replace the lease by `lease`, unless another rank has changed it; return the lease that is then valid."""
         if self._lease != lease:
             self._saw(self._ask(self.board.swap, self._lease, lease))
         return self._lease
@@ -158,7 +158,7 @@ class Watch:
     def _waiting(self) -> tuple[Waiting | None, bool]:
         """Return the flight that this rank waits for, and whether the flight is late or has failed."""
         monitor, now = self.monitor, time.time()
-        # Flights on a GPU that the host does not wait for are queried only in need, for the reason in `awaited`.
+        # Flights on a GPU that the host does not wait for are queried only if one may never arrive: see `awaited`.
         in_need = monitor.air.passed() and (self._in_need() or monitor.broken())
         passed = 2 * self.beat if in_need else monitor.timeout
         flying, failed = monitor.air.awaited(now - 2 * self.beat, now - passed)
@@ -187,7 +187,7 @@ class Watch:
     # The threads
 
     def _next(self, event: threading.Event, seconds: float) -> bool:
-        """Sleep; return False to stop watching."""
+        """Wait for `event`, at most `seconds`. Return False if the thread must end."""
         if not self.over.is_set():
             event.wait(seconds)
         if self.over.is_set() or self.monitor.error is not None:
@@ -211,7 +211,7 @@ class Watch:
                 self._replace(Lease())
 
     def _watch_the_store(self) -> None:
-        """Report a store that does not answer; the watching thread is blocked in that call."""
+        """Report a store that does not answer. The thread of `_watch` cannot: it is blocked in a call to the store."""
         while self._next(self.over, self.beat):
             asked, (waiting, _) = self._asked, self._waiting()
             silent = 0.0 if asked is None else time.monotonic() - asked

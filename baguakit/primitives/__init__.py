@@ -1,6 +1,6 @@
 """Communication primitives: functions on one tensor, or a list of tensors, over one group of ranks.
 
-Each works alone, in any training loop, on gradients, weights or other floating tensors. A trailing `_` means that the
+Each can be used in any training loop, on gradients, weights or other floating tensors. A trailing `_` means that the
 given tensors are overwritten. All ranks of the group call the same primitives in the same order.
 Optimizer steps and `gradient_norm`, which are local, come from `baguakit.optim.steps`.
 """
@@ -25,5 +25,5 @@ from .flights import launch as launch
 from .neighbors import neighbor_gather as neighbor_gather
 from .neighbors import neighbor_mean_ as neighbor_mean_
 
-# The functions and classes imported above.
+# Export all functions and classes that are imported above.
 __all__ = sorted(name for name, value in vars().items() if getattr(value, "__module__", "").startswith("baguakit."))

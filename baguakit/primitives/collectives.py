@@ -1,6 +1,6 @@
 """Compressed collectives: weights, tokens and activations in fewer bytes, over one group of ranks.
 
-N is the number of values of a tensor, n that of ranks, and c(N) the bytes of N packed values.
+N is the number of values of a tensor, n the number of ranks, and c(N) the bytes of N packed values.
 
     all-gather        each rank sends its N values                          (n − 1) c(N)
     reduce-scatter    each rank sends every other rank its shard            (n − 1) c(N/n)
@@ -8,18 +8,18 @@ N is the number of values of a tensor, n that of ranks, and c(N) the bytes of N 
     broadcast         all but the last rank of a chain send N values        c(N)    (few values: see its docstring)
     send              to one rank                                           c(N)
 
-Bytes are those that one rank sends. If packed values would take more bytes (few values), they are sent uncompressed.
-With one rank nothing is sent and nothing is lost. All primitives here have these arguments:
+The last column has the bytes that one rank sends. A few values, which would take more bytes packed, are sent
+uncompressed. With one rank nothing is sent or rounded. All primitives of this module have these arguments:
 
-    x            a dense floating tensor; without a trailing `_` in the name of the primitive it is only read
+    x            a dense floating tensor; only primitives whose name ends in `_` write to it
     compressor   a dense compressor, such as `compressors.MinMaxUInt8()`; None sends uncompressed values
     comm         the group
-    out          a contiguous tensor in the dtype of `x` to write the result to and return, instead of a new one
+    out          a contiguous tensor in the dtype of `x`, for the result; None: the result is a new tensor
 
-All ranks give the same compressor, and tensors whose shapes and dtypes fit each other. Nobody checks this when you call
-a primitive yourself: over gloo a message of another length never arrives, and uncompressed values may end a process. In
-a stage of an attachment, a rank with another compressor is named before anything is sent. An argument of a wrong type
-raises a TypeError, and one that does not fit a ValueError.
+All ranks pass the same compressor, and tensors whose shapes and dtypes fit each other. A primitive does not check this:
+over gloo a message of another length never arrives, and an uncompressed tensor of another length may end the process.
+In a stage of an attachment, a rank with another compressor is found before anything is sent. An argument of a wrong
+type raises a TypeError; a wrong value raises a ValueError.
 """
 
 import math
@@ -46,7 +46,7 @@ def check_arguments(x: Tensor, compressor: Compressor | None, comm: Comm) -> Non
 
 
 def codec_of(x: Tensor, compressor: Compressor | None, comm: Comm, rows: int = 1) -> Compressor | None:
-    """Return the compressor if `x` in `rows` messages is shorter compressed, else None; report which was used."""
+    """Return the compressor, or None if it makes `rows` messages of `x` longer; note this for the report."""
     return compressor if compressor and compresses(x, compressor, comm, rows) and comm.size > 1 else None
 
 
@@ -70,10 +70,10 @@ def share_memory(a: Tensor, b: Tensor) -> bool:
 
 @torch.no_grad()
 def compressed_send(x: Tensor, compressor: Compressor | None, comm: Comm, peer: int) -> None:
-    """Send `x` to `peer`, compressed to c(N) bytes for N values. Wait until it has been sent.
+    """Send `x` to `peer`, compressed to c(N) bytes for N values, and wait until it has been sent.
 
-    `peer`, another rank of `comm`, calls `compressed_receive_` with a tensor of as many values in the same dtype, and
-    the same `compressor`.
+    `peer`, another rank of `comm`, calls `compressed_receive_` with the same `compressor`, and a tensor that has the
+    same number of values and the same dtype.
     """
     check_arguments(x, compressor, comm)
     check_peer(peer, comm.group)
@@ -92,7 +92,7 @@ def compressed_send(x: Tensor, compressor: Compressor | None, comm: Comm, peer: 
 def compressed_receive_(x: Tensor, compressor: Compressor | None, comm: Comm, peer: int) -> Tensor:
     """Overwrite `x` with the tensor that `peer` sends by `compressed_send`, and return it:  x ← Q(x_peer).
 
-    `x` has as many values as the sent tensor, in its dtype. `compressor`, `comm` and `peer`: see `compressed_send`.
+    `x` has the size and dtype of the sent tensor. `compressor`, `comm` and `peer` are as in `compressed_send`.
     """
     check_arguments(x, compressor, comm)
     check_averageable(x)
@@ -115,7 +115,7 @@ def compressed_receive_(x: Tensor, compressor: Compressor | None, comm: Comm, pe
 
 
 # A *link* is a part of LINK values. Each rank of the chain passes a link on while it receives the next, so the chain
-# takes the time of c(N) bytes plus n − 2 links. A rank decodes a link while the next is on the wire.
+# takes the time of c(N) bytes plus n − 2 links. A rank decodes a link while the next link is on the wire.
 LINK, MOST_LINKS = 1 << 17, 256
 
 
@@ -123,15 +123,15 @@ LINK, MOST_LINKS = 1 << 17, 256
 def compressed_broadcast_(x: Tensor, compressor: Compressor | None, comm: Comm, source: int = 0) -> Tensor:
     """Overwrite `x` on all ranks with the rounded `x` of rank `source`, and return it:  x ← Q(x_source).
 
-    Values are compressed once. All ranks decode the same bytes, the source included, so the results are bitwise equal.
+    Values are compressed once. All ranks, also the source, decode the same bytes, so the results are bitwise equal.
 
         few     (n − 1) c(N) ≤ 32 KiB. The source sends all its values to all other ranks: (n − 1) c(N) bytes.
-        many    A chain begins at the source. Each rank but the last sends c(N) bytes to the next rank, in parts: it
-                sends a part while it receives the next.
+        many    A chain begins at the source. Each rank but the last sends c(N) bytes to the next rank, in parts: a
+                rank sends a part while it receives the next part.
         GPU     NCCL's broadcast of the packed values.
 
-    `x` may be a list of tensors in one dtype; it is overwritten at the source as well. `compressor` and `comm` are as
-    in `compressed_send`.
+    `x` may be a list of tensors in one dtype; it is also overwritten at the source. `compressor` and `comm` are as in
+    `compressed_send`.
     """
     check_arguments(x, compressor, comm)
     integer("source", source, 0, comm.size - 1)
@@ -169,10 +169,10 @@ def compressed_all_gather(x: Tensor, compressor: Compressor | None, comm: Comm, 
 
         out = [Q(x_0); Q(x_1); … ; Q(x_{n−1})]
 
-    Every rank decodes the same bytes, its own included, so the results are bitwise equal. Each sends
-    (n − 1) c(N) bytes of its N values, in pieces: one is compressed or decompressed while another is on the wire.
+    All ranks decode the same bytes, so the results are bitwise equal. Each rank sends (n − 1) c(N) bytes for its N
+    values, in pieces: a piece is compressed or decompressed while another piece is on the wire.
 
-    `x` has one shape and dtype on all ranks. It may be a part of `out`, which has n N values. Scalars give (size,).
+    `x` has one shape and dtype on all ranks. It may be a part of `out` (n N values). Scalars give a result (size,).
     `compressor` and `comm` are as in `compressed_send`.
     """
     check_arguments(x, compressor, comm)
@@ -205,16 +205,16 @@ def compressed_reduce_scatter(
 ) -> Tensor:
     """Return this rank's shard (k, …) of the sum of `x` (size · k, …) over all ranks, sending only compressed values.
 
-        shard_r = Σ_q Q(shard r of x_q)     or, with `average`, (1/n) Σ_q of it
+        shard_r = Σ_q Q(shard r of x_q)     or, with `average`, (1/n) Σ_q Q(shard r of x_q)
 
-    Values are rounded once, and added in fp32 in the order of the ranks. Each rank sends (n − 1) c(N/n) bytes of its N
-    values, in pieces: one is compressed while another is on the wire. If packed shards would take more bytes than their
-    values, `x` is summed in its dtype.
+    Values are rounded once, and added in fp32 in the order of the ranks. Each rank sends (n − 1) c(N/n) bytes for its N
+    values, in pieces: a piece is compressed while another piece is on the wire. If packed shards would take more bytes
+    than their values, `x` is summed in its dtype.
 
     Args:
         x, compressor, comm: `x` of one shape and dtype on all ranks.
-        residual: fp32, contiguous, as long as `x`; overwritten by the compression error of this rank's contribution,
-            x − Q(x), such that Σ_q residual_q = Σ_q x_q − the sum, up to the rounding of the sum.
+        residual: fp32, contiguous, as long as `x`; overwritten by the compression error of this rank, x − Q(x). The sum
+            of all ranks' residuals is the error of the sum, up to the rounding of fp32.
         average: divide the sum by the number of ranks.
         out: N/n values; may be a part of `x`.
     """

@@ -54,7 +54,7 @@ def on_flat(primitive: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Con
 
 
 def check_averageable(x: Tensor) -> None:
-    """Raise a TypeError unless `x` is a dense floating tensor."""
+    """Raise a TypeError unless `x` is a dense floating tensor; a ValueError if it was expanded or has no data."""
     if not isinstance(x, Tensor):
         raise TypeError(message("x", "a tensor or a list of tensors", x))
     if not x.is_floating_point():
@@ -72,18 +72,18 @@ def check_averageable(x: Tensor) -> None:
 # cost more in calls and messages than the overlap gains. More than eight pieces gain nothing.
 PIECES, PIECE_VALUES = 8, 1 << 20
 # Rows are cut in pieces at multiples of BLOCKS, so that only the last piece has a block that is not full. Short rows
-# are cut at multiples of LINE, so that kernels move whole lines of memory.
+# are cut at multiples of LINE, so that kernels move whole cache lines.
 BLOCKS, LINE = 1 << 13, 64
 
 
 def pieces_of(values: int, gpu: bool) -> int:
-    """Return the number of pieces that `values` are cut in; one on a GPU, where overlap with the codec gains little."""
+    """Return the number of pieces for `values` values: 1 on a GPU, where overlap with the codec gains little."""
     return 1 if gpu else max(1, min(PIECES, values // PIECE_VALUES))
 
 
 @lru_cache(maxsize=1024)  # the lengths of a model's buckets are few
 def row_pieces(length: int, rows: int, gpu: bool) -> tuple[slice, ...]:
-    """Return the pieces of a row of `length` values, if `rows` rows are sent together."""
+    """Return the slices that cut a row of `length` values into pieces, if `rows` rows are sent together."""
     width = -(-length // pieces_of(length * rows, gpu))
     width += -width % (BLOCKS if width >= 2 * BLOCKS else LINE)
     return tuple(slice(start, min(start + width, length)) for start in range(0, length, width or 1))
@@ -93,7 +93,7 @@ def row_pieces(length: int, rows: int, gpu: bool) -> tuple[slice, ...]:
 def mean_(x: Tensor, comm: Comm) -> Tensor:
     """Average `x` over all ranks:  x ← (1/n) Σ_r x_r.
 
-    torch's all-reduce in the dtype of `x`, after a multiplication by 1/n, as in `DistributedDataParallel`.
+    Multiplies `x` by 1/n, then calls torch's all-reduce in the dtype of `x`, as `DistributedDataParallel` does.
 
     Args:
         x: a floating tensor of any shape, or a list of them; overwritten and returned.
@@ -113,7 +113,7 @@ def mean_of_shards(
 ) -> Tensor:
     """Average the flat `x`, of any length, over all ranks. The last shard is padded with zeros.
 
-    If `codec` is `Blockwise` and `x` is on a GPU, the bool `ok` receives whether all values of the mean are finite.
+    `ok` is a bool tensor, for `Blockwise` on a GPU. It is set to whether all values of the mean are finite.
     """
     n, rank, length = comm.size, comm.rank, x.numel()
     if length % n:
@@ -123,7 +123,7 @@ def mean_of_shards(
         if residual is not None and lost is not None:
             residual.copy_(lost[:length])
         return x
-    # For each piece: its values in one row for each rank, and their residual.
+    # `parts` has, for each piece, its values in one row for each rank, and their residual.
     runs = [slice(n * part.start, n * part.stop) for part in row_pieces(length // n, n, x.is_cuda)]
     parts = [(x[run].view(n, -1), None if residual is None else residual[run].view(n, -1)) for run in runs]
     # For each piece, a rank receives its own shard from every rank, and then the averaged shard of each rank.
@@ -165,9 +165,9 @@ def compressed_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Te
 
         few     (n − 1) c(N) ≤ 32 KiB and n N < 2¹⁶. In one hop: every rank sends all its compressed values to all other
                 ranks. It averages the decompressed values of all ranks in fp32, in the order of the ranks.
-        many    In two hops: compressed shards are scattered; each rank decompresses its shard of all ranks, averages it
-                in fp32 and compresses the mean; the means are gathered. Each rank sends 2 (n − 1) c(N/n) bytes: with an
-                8-bit compressor 2 (n − 1)/n bytes per value, plus headers.
+        many    In two hops: every rank receives one compressed shard from all ranks, averages it in fp32, compresses
+                the mean and sends it to all ranks. Each rank sends 2 (n − 1) c(N/n) bytes: with an 8-bit compressor
+                2 (n − 1)/n bytes per value, plus headers.
 
     Every rank decodes the same bytes, so the results are bitwise equal. If packed shards would take more bytes than the
     values themselves (few values), this is `mean_`.
@@ -199,8 +199,8 @@ def mean_with_check_(
     """Average the flat `x` as `compressed_mean_` does.
 
     Returns:
-        A bool tensor, whether all of the result is finite, if kernels that run anyway find out: on a GPU, with
-        `Blockwise`. Otherwise None.
+        For `Blockwise` in two hops on a GPU, a bool tensor: whether all of the result is finite, which its kernels find
+        out at no cost. Otherwise None.
     """
     if not compresses(x, codec, comm, comm.size) or comm.size == 1:
         if residual is not None:
@@ -228,7 +228,7 @@ def check_residual(residual: Tensor, x: Tensor) -> None:
 
 
 def pays(values: int, value_bytes: int, compressor: Compressor, size: int) -> bool:
-    """Return whether `values`, in `size` messages of equal length, take no more bytes packed than uncompressed."""
+    """Return whether `values` values, in `size` equal messages, take no more bytes packed than uncompressed."""
     shard = -(-values // size)
     return values > 0 and compressor._unchecked_row_bytes(shard) <= shard * value_bytes
 
@@ -247,7 +247,7 @@ def longer(sent: int, plain: int) -> str:
 
 
 def compresses(x: Tensor, compressor: Compressor, comm: Comm, rows: int) -> bool:
-    """Return whether `x` is sent compressed, in `rows` messages of equal length, and report the answer."""
+    """Return whether `x`, in `rows` messages of equal length, is sent compressed; note the answer for the report."""
     if pays(x.numel(), x.itemsize, compressor, rows):
         comm.note(compressor, compressor)
         return True
@@ -257,7 +257,7 @@ def compresses(x: Tensor, compressor: Compressor, comm: Comm, rows: int) -> bool
 
 
 def in_one_hop(values: int, compressor: Compressor, size: int) -> bool:
-    """Return whether a compressed mean of `values` over `size` ranks is small enough to be sent to all at once."""
+    """Return whether a compressed mean of `values` values over `size` ranks is small enough for one hop."""
     sent, decompressed = (size - 1) * compressor._unchecked_row_bytes(values), size * values
     return sent <= ONE_HOP_BYTES and decompressed < COMPILED_VALUES  # else a first step would wait for a compiler
 
@@ -299,7 +299,7 @@ def sparse_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor
 
 
 def sparse_mean_with_check_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor | None) -> Tensor | None:
-    """Average the flat `x` like `sparse_mean_`. On a GPU with `TopK`, return whether all of the result is finite."""
+    """Average the flat `x` like `sparse_mean_`. For `TopK` on a GPU, return whether it is finite; else None."""
     others = comm.size - 1
     sent, plain = others * compressor._unchecked_row_bytes(x.numel()), 2 * others * x.nbytes // comm.size
     comm.note(compressor, compressor, longer(sent, plain) if sent >= plain > 0 else "")

@@ -1,4 +1,4 @@
-"""Collectives with a backward pass, which may be compressed as well.
+"""Collectives with a backward pass. Messages of both passes may be compressed.
 
     forward           backward
     all-gather        reduce-scatter of the sum
@@ -7,11 +7,11 @@
     all-reduce        identity
     identity          all-reduce
 
-The gradients are those of the sum of all ranks' losses. The last two are for tensor-parallel blocks: the loss is the
-same on all ranks and counts once. The gradient of rounding is the identity.
+The gradients are those of the sum of all ranks' losses. All-reduce and identity are for tensor-parallel blocks, where
+the loss is equal on all ranks and counts once. The gradient of rounding is the identity.
 
-All are one operator of torch with a fake implementation, so `torch.compile(fullgraph=True)` records it. A graph cannot
-hold groups or compressors: the operator looks them up by a name, like torch's functional collectives.
+All collectives are one operator of torch. It has a fake implementation, so that `torch.compile(fullgraph=True)` records
+it. It looks up groups and compressors by a name, because a graph cannot hold them.
 """
 
 import itertools
@@ -46,8 +46,8 @@ def compressed_all_to_all(
 
         out = [Q(part r of x_0); Q(part r of x_1); … ; Q(part r of x_{n−1})]  on rank r
 
-    A rank's part for itself is not sent, and is exact. Each rank sends Σ c(N_r) bytes over the other ranks r, where N_r
-    is the number of values for r, in pieces: one is compressed while another is on the wire.
+    A rank's part for itself is not sent, and is exact. Each rank sends Σ c(N_r) bytes, the sum over all other ranks r,
+    for N_r values to rank r. They are cut into pieces: a piece is compressed while another piece is on the wire.
 
     Args:
         x, compressor, comm: `x` is (rows, …). Its dtype and shape, except the first dimension, are equal on all ranks.
@@ -83,8 +83,8 @@ def _exchange(
 ) -> None:
     """Send each rank its part of `leaving`, and fill the parts of `coming`. This rank's own part may be overwritten.
 
-    If all parts have one length, they are the rows of `alike`. Few values are compressed in one call, together with
-    this rank's own part: that is faster than a call for each part.
+    If all parts have the same length, they are also the rows of the two tensors `alike`. Then few values are compressed
+    in one call, together with this rank's own part, because this is faster than a call for each part.
     """
     n, device, dtype = comm.size, leaving[0].device, leaving[0].dtype
     peers = [rank for rank in range(n) if rank != comm.rank]
@@ -119,7 +119,7 @@ def _exchange(
 
 
 def cut(part: Tensor, n: int, compressor: Compressor | None) -> list[tuple[Tensor, Compressor | None]]:
-    """Return the pieces of a part with the format of each: no piece of an empty part, one piece if uncompressed.
+    """Return (piece, its compressor or None) for each piece of a part: none if it is empty, one if uncompressed.
 
     The sender and the receiver of a part compute the same pieces.
     """
@@ -171,7 +171,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, eq=False)
 class Differentiable:
-    """Collectives on activations, with a backward. With `torch.compile`, construct it outside the compiled function.
+    """Collectives on activations, with a backward pass. Construct it outside of functions for `torch.compile`.
 
         tokens = bk.primitives.Differentiable(comm, forward=MinMaxUInt8(), backward=MinMaxUInt8())
         heard = tokens.all_to_all(x, output_split_sizes, input_split_sizes)
@@ -225,7 +225,7 @@ class Differentiable:
         """Send a part of `x` (rows, …) to each rank, and return the parts for this rank, in the order of the ranks.
 
         A rank's part for itself is exact. Splits are numbers of rows. Give both or neither: see
-        `compressed_all_to_all`. Backward: the same, with the splits swapped.
+        `compressed_all_to_all`. Backward: `all_to_all` with the splits swapped.
         """
         if not torch.compiler.is_compiling():
             splits_of(tensor("x", x, floating=True), output_split_sizes, input_split_sizes, self.comm)
@@ -288,7 +288,7 @@ def _(
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    """Keep all arguments except the tensor: the backward needs no values."""
+    """Keep all arguments except the tensor, because the backward pass does not need its values."""
     ctx.arguments = inputs[1:]
     ctx.of = _named.get(inputs[-2])  # until the backward has run
 

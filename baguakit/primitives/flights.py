@@ -30,7 +30,7 @@ class LaunchedFlight:
         return self.flight.done()
 
     def result(self) -> Tensor:
-        """Wait for the result and return it, the same tensor at every call. Do not write to it before `land_`.
+        """Wait for the result and return it: the same tensor in every call. Do not write to it before `land_`.
 
         If the stage raised an error, raise that error.
         """
@@ -44,10 +44,10 @@ class LaunchedFlight:
 
     @torch.no_grad()
     def land_(self, x: Tensor) -> Tensor:
-        """Wait for the result and add its change to `x`, once. Changes of `x` during the flight are kept.
+        """Wait for the result and add the stage's change to `x`. Changes of `x` during the flight are kept.
 
-        Values of `x` that equal the launched value become the result; others become x + (result − launched value), on
-        the device. `x` may be another tensor than the launched one.
+        Values of `x` that equal the launched value become the result. All other values become
+        x + (result − launched value). `x` may be another tensor than the launched tensor. Call this once.
 
         Raises:
             TypeError: `x` is not a dense floating tensor.

@@ -1,4 +1,4 @@
-"""Averages with a few neighbours."""
+"""Average and gather tensors of a few neighbours, which a topology or each rank determines."""
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
@@ -25,16 +25,16 @@ def neighbor_mean_(
     dst_weights: Mapping[int, float] | Iterable[int] | None = None,
     check: bool = True,
 ) -> Tensor:
-    """Average `x` with this round's neighbours:  x ← Σ_j w_rj x_j, row r of the mixing matrix W.
+    """Average `x` with this round's neighbours:  x_r ← Σ_j w_rj x_j  on rank r, with the mixing matrix W.
 
-    A topology determines the neighbours and weights, or each rank gives its own in every call:
+    A topology determines the neighbours and weights, or each rank passes its neighbours and weights in every call:
 
         neighbor_mean_(x, Ring(), comm)
         neighbor_mean_(x, comm=comm, self_weight=0.5, src_weights={3: 0.5}, dst_weights=[1])
 
     The second form is  x_r ← self_weight x_r + Σ_j src_weights[j] · (dst_weights of rank j)[r] · x_j. Products are
-    summed in fp32 (fp64 for fp64), first this rank's own, then in the order of the ranks. If all weights are 1/n, this
-    is `mean_`.
+    summed in fp32 (fp64 for fp64), first this rank's own, then in the order of the ranks. If all weights of a topology
+    are 1/n, this is `mean_`.
 
     Args:
         x: a floating tensor of any shape, or a list of them; overwritten and returned.
@@ -44,12 +44,12 @@ def neighbor_mean_(
         src_weights: {rank: weight} for the ranks that this rank hears; {} for none.
         dst_weights: {rank: factor} for the ranks that this rank sends to; x is multiplied by the factor. A list means
             factors of 1; None means all ranks that hear this rank.
-        check: let all ranks first exchange whom they hear and send to: n bytes each; the host waits. Without the check,
+        check: if True, ranks first exchange whom they hear and send to (n bytes each), and the host waits. If False,
             ranks that disagree hang, and `dst_weights` is needed. A `Chosen` topology is always checked.
 
     Raises:
-        ValueError: the topology changes from round to round and `comm` has no round, or it does not fit the group; or,
-            on every rank, ranks do not agree on who sends to whom.
+        ValueError: the topology changes from round to round and `comm` has no round; the topology does not fit the
+            group; or ranks do not agree on who sends to whom: then every rank raises the error.
         TypeError: a tensor is not floating, `comm` is missing, or peers are named in two ways or in none.
     """
     if comm is None:
@@ -105,7 +105,7 @@ def neighbor_gather(x: Tensor, topology: Topology, comm: Comm) -> dict[int, Tens
         comm: as in `neighbor_mean_`.
 
     Raises:
-        ValueError, TypeError: as in `neighbor_mean_`, but for the dtype.
+        ValueError, TypeError: as in `neighbor_mean_`, but any dtype is allowed.
     """
     check_comm(comm)
     instance("topology", topology, Topology, "a topology such as Ring()")
@@ -138,7 +138,7 @@ def links(topology: Topology, rank: int, size: int, round: int) -> tuple[float, 
 
 @lru_cache(maxsize=4096)
 def is_mean(topology: Topology, size: int, round: int) -> bool:
-    """Return whether one round is the exact mean over all ranks."""
+    """Return whether a round of the topology is the exact mean over all ranks."""
     ranks = 1 if "circulant" in topology.facts else size
     rows = (topology.weights(rank, size, round) for rank in range(ranks))
     return all(len(row) == size and set(row.values()) == {1 / size} for row in rows)
@@ -151,10 +151,10 @@ HEARS, SENDS, ASKS, WRONG = 1, 2, 4, 8  # flags that a rank sets for another ran
 def agreed_targets(
     comm: Comm, device: torch.device, sources: Iterable[int], targets: Iterable[int] | None, check: bool
 ) -> list[int]:
-    """Return the ranks that this rank sends to, in rising order, after a check that all ranks agree.
+    """Return the ranks that this rank sends to, in rising order; with `check`, after all ranks were found to agree.
 
-    With `check` it is collective: every rank sends its sources and targets in `size` bytes, and waits for the device
-    once. With `check`, `targets` may be None: all ranks that hear this rank.
+    With `check` this is collective: every rank sends its sources and targets in `size` bytes, and waits for the device
+    once. Then `targets` may be None, which means all ranks that hear this rank.
 
     Raises:
         ValueError: on every rank. It names the two ranks that disagree, or the rank whose peers are impossible.

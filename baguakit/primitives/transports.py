@@ -1,4 +1,4 @@
-"""Exchange rows between all ranks, or messages between some, in pieces: NCCL's collectives, or messages over gloo.
+"""Exchange rows or messages between ranks, in pieces: by collectives over NCCL, by messages over gloo.
 
 All ranks call `comm.agree_on_shares()` once before they exchange something with these functions.
 """
@@ -13,9 +13,9 @@ from torch import Tensor
 from ..comm import Comm
 from ..compressors import Compressor
 
-# From this many bytes for each peer on, a rank receives from one peer at a time: otherwise messages of several peers
-# overload the receiver's link, which drops packets. With 4 hosts at 100 Mb/s, shards of 16 MiB take 1.1 × the time of
-# the bandwidth; all at once, 1.2 ×. With several flows (for links that one connection cannot fill) all go at once.
+# If a rank sends this many bytes or more to each peer, ranks receive from one peer at a time. Messages of several peers
+# would overload the receiver's link, which then drops packets: with 4 hosts at 100 Mb/s, shards of 16 MiB took 1.2 ×
+# bytes / bandwidth, and 1.1 × with one peer at a time. With several flows, all peers send at once.
 TURN = 1 << 20
 
 
@@ -26,15 +26,15 @@ def exchanged(
     device: torch.device,
     tag: int = 0,
 ) -> Iterator[tuple[int, int]]:
-    """Send messages to other ranks, and yield (rank, index) of each received message. Exhaust the iterator.
+    """Send messages to other ranks, and yield (rank, index) of each received message. Exhaust this iterator.
 
     In turn s = 1 … n − 1, rank r sends to rank r + s and receives from rank r − s. If a rank sends `TURN` bytes or more
-    in a turn, its next turn begins when it has received all but the last message of this turn, or as many bytes as it
-    sent. If it sends fewer bytes, or over several flows, the next turn begins at once.
+    in a turn, its next turn begins when it has received about as many bytes, less one message. If it sends fewer bytes,
+    or over several flows, the next turn begins at once.
 
-    `outgoing` has the messages for each rank, computed in their turn (on a GPU at most one for each rank). `incoming`
-    has tensors for the messages from each rank. `device`: of the messages. Message i has the tag `tag` + i; exchanges
-    at the same time need other tags.
+    `outgoing` has an iterable of messages for each rank, read in the turn of this rank; on a GPU at most one message.
+    `incoming` has the tensors that receive the messages of each rank. All tensors are on `device`. Message i has the
+    tag `tag` + i. Exchanges at the same time need different tags.
     """
     n, rank = comm.size, comm.rank
     if device.type == "cuda":  # NCCL pairs sends with receives only within one call of the whole group
@@ -72,7 +72,7 @@ def exchanged(
 
 
 def bytes_for(rows: int, values: int, codec: Compressor, device: torch.device) -> Tensor:
-    """Return memory for packed rows of `values` values."""
+    """Return an empty byte tensor for `rows` packed rows of `values` values."""
     return torch.empty(rows, codec._unchecked_row_bytes(values), dtype=torch.uint8, device=device)
 
 
@@ -80,7 +80,7 @@ def scattered(comm: Comm, incoming: Sequence[Tensor], packed: Callable[[int, sli
     """Send rows of bytes to all ranks, and yield the index of each piece when its rows from all ranks have arrived.
 
     `incoming` has a tensor (size, bytes) for each piece; row q will come from rank q. `packed(piece, ranks)` returns
-    the rows for these ranks. It is called once if there is one piece, else for each rank in its turn.
+    the rows for these ranks. `packed` is called once if there is one piece, else once for each rank and piece.
     """
     n, rank = comm.size, comm.rank
     pieces = range(len(incoming))
@@ -122,7 +122,7 @@ def shared(comm: Comm, rows: Tensor, row: Tensor, tag: int = 0) -> None:
 def gathered(
     comm: Comm, incoming: Sequence[Tensor], packed: Iterable[Tensor], tag: int = 0
 ) -> Iterator[tuple[slice, int]]:
-    """Send a row of bytes to all ranks, and yield (ranks, index of a piece) when the rows of these ranks have arrived.
+    """Send a row of bytes to all ranks, and yield (ranks, i) when piece i of the rows of these ranks has arrived.
 
     Rows of `TURN` bytes or more, in pieces, go around a ring: in step s = 0 … n − 2, rank r sends the row of rank
     r − s to rank r + 1, and receives the row of rank r − s − 1 from rank r − 1. Shorter rows go to all ranks at once.
@@ -150,7 +150,7 @@ def gathered(
 
 
 def _around(comm: Comm, incoming: Sequence[Tensor], own: Iterator[Tensor], tag: int) -> Iterator[tuple[int, int]]:
-    """Gather rows around a ring; yield (rank, index of a piece)."""
+    """Gather rows around a ring; yield (rank, i) when piece i of the row of a rank has arrived."""
     n, rank, pieces = comm.size, comm.rank, len(incoming)
     before, after = (rank - 1) % n, (rank + 1) % n
     rows = [(i, (rank - s) % n) for s in range(1, n) for i in range(pieces)]  # as they come

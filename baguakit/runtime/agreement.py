@@ -1,8 +1,8 @@
-"""Setups: each rank makes one, and all ranks compare their setups before anything is sent.
+"""Setups of attachments and handles. All ranks compare their setups before anything is sent.
 
 `plain_names` removes the parts of parameter names that wrappers add: `torch.compile` adds `_orig_mod`, DDP `module`,
 FSDP `_fsdp_wrapped_module`, and activation checkpointing `_checkpoint_wrapped_module`. States are saved under plain
-names, so they load with other wrappers or without.
+names, so that a model with other wrappers, or without wrappers, can load them.
 """
 
 import hashlib
@@ -49,7 +49,7 @@ class Setup:
     def groups(self, channel: int) -> frozenset[str]:
         """Return the kinds of groups that the work on a channel uses.
 
-        Channel 0 also carries messages that belong to no rule. Flags are sent with gradients over the flat group.
+        Channel 0 also sends messages that belong to no rule, over the flat group. Gradients need it for their flags.
         """
         rules = [rule for rule in self.rules if channel_of(rule) == channel]
         flat = channel == 0 or any(rule.what == "grad" for rule in rules)
@@ -60,14 +60,14 @@ AnySetup = TypeVar("AnySetup", bound=Setup)
 
 
 def on_mesh(setup: AnySetup, comm: Comm) -> AnySetup:
-    """Return a setup whose lines begin with the mesh of the ranks, so that it is compared between ranks."""
+    """Return the setup with the mesh as its first line, so that ranks compare their meshes, too."""
     mesh: Any = comm.mesh
     said = f"mesh={mesh!r}" if mesh is None or mesh == HOSTS else f"mesh {mesh.mesh_dim_names} {mesh.mesh.tolist()}"
     return replace(setup, lines=(said, *setup.lines))
 
 
 def channel_of(rule: Rule) -> int:
-    """Return the number of the channel on which a rule flies: 1 if its flights outlast a step, else 0."""
+    """Return the number of the channel for the flights of a rule: 1 if they outlast a step, else 0."""
     return int(bool(rule.delay) or rule.window == "free_running")
 
 
@@ -88,7 +88,7 @@ def check_scaler(scaler: Any, rules: Sequence[Rule]) -> None:
 
 
 def as_time(timeout: Any) -> timedelta:
-    """Return the time after which a flight fails, from the user's argument."""
+    """Return the user's `timeout` as a timedelta; None means 10 minutes. Raise if it is invalid."""
     if timeout is None:
         return timedelta(minutes=10)
     seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
@@ -104,7 +104,7 @@ WRAPPERS = frozenset({"_orig_mod", "module", "_fsdp_wrapped_module", "_checkpoin
 
 
 def named(model: nn.Module) -> dict[Tensor, str]:
-    """Return the parameters of a model and their plain names."""
+    """Return {parameter: plain name} for all parameters of a model."""
     params: dict[str, Tensor] = dict(model.named_parameters())
     plain = plain_names(params)
     return {p: plain[name] for name, p in params.items()}
@@ -127,7 +127,7 @@ def reshard(model: nn.Module) -> None:
 
 
 def fsdp_modules(model: nn.Module) -> list[tuple[str, Any]]:
-    """Return the modules on which `fully_shard` has been called, by name."""
+    """Return (name, module) for each module on which `fully_shard` has been called."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # importing it takes seconds; a user of it has done so
     return [] if fsdp is None else [(name, m) for name, m in model.named_modules() if isinstance(m, fsdp.FSDPModule)]
 
@@ -137,9 +137,9 @@ ERROR = "error"  # in place of the digest of a rank that could not make its setu
 
 
 def agree(monitor: Monitor, make: Callable[[], AnySetup], label: str = "attach()", verb: str = "attach") -> AnySetup:
-    """Make this rank's setup and compare it with the others' through the store, not in a group. Collective.
+    """Make and return this rank's setup, after a comparison of all ranks' setups through the store. Collective.
 
-    `label` and `verb` name the action of the ranks in errors.
+    Errors name this call by `label`, and the action of the ranks by `verb`.
 
     Raises:
         ValueError: two setups differ, or `make` has raised on another rank. All ranks raise it.
@@ -164,7 +164,7 @@ def agree(monitor: Monitor, make: Callable[[], AnySetup], label: str = "attach()
 
 
 def first_said(monitor: Monitor, label: str, text: str) -> str:
-    """Return the `text` of the rank that makes this call first. Waits for no rank. All make calls in the same order."""
+    """Return the `text` of the rank that calls first, without waiting. All ranks make such calls in the same order."""
     if monitor.size == 1:
         return text
     collective = Collective(label=label)
@@ -173,7 +173,7 @@ def first_said(monitor: Monitor, label: str, text: str) -> str:
 
 
 def _asked(monitor: Monitor, collective: Collective, ask: Callable[[], Any]) -> Any:
-    """Call `ask`, which queries the store, as the work of a launched collective, and return the answer."""
+    """Run `ask`, which queries the store, as the work of `collective`. Wait for its result and return it."""
     lane = CpuLane("baguakit agree")  # a store that does not answer blocks the thread, which is not joined
     collective.flight = lane.run(ask, collective.label)
     lane.close(wait=False)
@@ -183,8 +183,8 @@ def _asked(monitor: Monitor, collective: Collective, ask: Callable[[], Any]) -> 
 def _compared(monitor: Monitor, key: str, written: Written, verb: str) -> str:
     """Write a digest of this rank's error or lines, and return the difference that rank 0 finds; "" for none.
 
-    Only the first rank that differs writes its error or lines. If none differs, a rank makes four requests, for any
-    number of ranks, and one more for each query whether the others are done.
+    Only the first rank that differs writes its error or lines. If no rank differs, each rank except rank 0 makes four
+    requests, for any number of ranks, and one more for each query whether rank 0 has compared.
     """
     store, mine, verdict, told = monitor.store, f"{key}/{monitor.rank}", f"{key}/verdict", f"{key}/told"
     text = json.dumps(written).encode()
@@ -219,7 +219,7 @@ def odd_one(digests: Sequence[bytes]) -> int:
 
 
 def difference(rank: int, ours: Written, theirs: Written, verb: str) -> str:
-    """Return a sentence that names the error of `rank`, or its first line that differs. `ours` is from rank 0."""
+    """Return a sentence with the error of `rank`, or with its first line that differs from rank 0's, `ours`."""
     if theirs[0] is not None:
         return f"rank {rank} could not {verb}: {theirs[0]}"
     pairs = zip_longest(ours[1], theirs[1], fillvalue="nothing more")

@@ -42,7 +42,7 @@ def or_abandon(made: Any) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class Channel:
-    """A lane, and the process groups that only the work on it uses."""
+    """A lane, and the process groups that only the work on this lane uses."""
 
     number: int  # tells channels apart, for the monitor
     lane: Lane
@@ -51,21 +51,21 @@ class Channel:
     failed: list[str] = field(default_factory=list)  # descriptions of work that has failed here
 
     def check(self) -> None:
-        """Raise if earlier work on this lane failed: ranks that still wait for its messages would receive ours."""
+        """Raise a PeerError if work on this lane failed: ranks that wait for its messages would receive new ones."""
         self.monitor.check()
         if self.failed:
             raise PeerError(self.failed[0])
 
     def note(self, label: str, error: Exception) -> None:
-        """Record that work has failed. With one rank nothing is recorded: nobody waits for its messages."""
+        """Record that work has failed. With one rank, record nothing, because no rank waits for its messages."""
         if self.comm.size > 1:  # in words: the error holds the frames in which it was raised, and they hold groups
             self.failed.append(f"{label} failed on rank {self.comm.rank}: {type(error).__name__}: {error}")
 
     def begin(self, label: str, work: Callable[[Comm], Any], meet: bool = False) -> Collective:
-        """Put `work(comm)` on the lane, on all ranks. `label` describes the work in words.
+        """Put `work(comm)` on the lane, and return its collective. All ranks call this. `label` describes the work.
 
         With `meet`, the lane waits until all ranks have made the same call. Calls of users need this, because a user
-        may call on some ranks only: then messages would be taken for those of another flight.
+        may call on some ranks only, and then a message could be received in another flight.
         """
         self.monitor.check()
         collective = Collective(label=label)
@@ -85,9 +85,9 @@ class Channel:
         return collective
 
     def together(self, label: str, work: Callable[[Comm], Any], meet: bool = False) -> Any:
-        """Do `work(comm)` on the lane, on all ranks, and return its result.
+        """Run `work(comm)` on the lane, wait for its result, and return the result. All ranks call this.
 
-        With `meet`, the lane waits for all ranks first; on CUDA the host waits until the device has finished as well.
+        With `meet`, the lane first waits for all ranks, and on CUDA the host waits until the device has finished.
 
         Raises:
             PeerError: the network failed or a rank did not come; the error names the rank at fault.
@@ -101,14 +101,14 @@ class Channel:
 class Runtime(Generic[AnySetup]):
     """The monitor, process groups and lanes of an attachment or a handle on this rank.
 
-    Collective. If the constructor fails, all ranks raise the error, and everything made so far is closed. `kind` names
-    the kind of hooks, in names that ranks agree on. `make` makes the setup of this rank, and raises if `timeout` is
-    invalid. `aborted` is called on any thread when the groups have been aborted.
+    Collective. If the constructor fails, all ranks raise the error, and everything made so far is closed. `kind` is the
+    kind of hooks; the name that ranks agree on begins with it. `make` makes the setup of this rank, and raises if
+    `timeout` is invalid. `aborted` is called on any thread when the groups have been aborted.
 
     Attributes:
         setup: the setup, the same on all ranks.
-        channels: one for work that lands within a step and, if a rule needs it, one for flights that outlast a step.
-        host: a channel that moves CPU tensors, if a rule is free-running; else None.
+        channels: one channel for work that ends within a step and, if a rule needs it, one for flights that outlast it.
+        host: a channel that sends CPU tensors, if a rule is free-running; else None.
         over: whether the runtime has ended.
     """
 
@@ -144,7 +144,7 @@ class Runtime(Generic[AnySetup]):
         return own_comm(self.comm, name, setup.timeout, setup.device, self.monitor, setup.groups(channel), flows)
 
     def use_flows(self, flows: int) -> None:
-        """Replace the groups of every channel by groups of `flows` flows. Collective."""
+        """Replace the groups of every channel by groups with `flows` flows each. Collective."""
         before = self.channels
         unique = before[0].together("other flows", lambda comm: comm.broadcast_object(uuid.uuid4().hex))
         owns = [self._own_comm(f"{self.name}/{unique}/{c.number}", c.number, flows) for c in before]
@@ -197,7 +197,7 @@ def start_monitor(
 ) -> tuple[str, Monitor]:
     """Return the name of these hooks, which begins with `kind` and is equal on all ranks, and the started monitor.
 
-    An invalid `timeout` raises nothing here: later the setup raises the error on all ranks.
+    An invalid `timeout` raises no error in this function; later the setup raises the error on all ranks.
 
     Raises:
         PeerError: the store does not answer.
@@ -243,8 +243,8 @@ def own_comm(
     """Return a Comm of the same ranks with new groups of the kinds in `parts`; with one rank, `comm`. Collective.
 
     If a rank does not come, the first message of a group waits beyond all timeouts. So the groups are made on a thread
-    that is not joined, with a store that stops waiting when the monitor names that rank. (NCCL waits in its own
-    threads, which Python must not slow down.) `name` is the same on all ranks.
+    that is not joined. Over gloo they get a store that stops waiting when the monitor names that rank. NCCL gets the
+    usual store, because its own threads wait in it, and Python would slow them down. All ranks pass the same `name`.
     """
     if comm.size == 1:
         return comm
@@ -265,11 +265,11 @@ def own_comm(
 
 
 def warn_of_shared_cards(channel: Channel, packs: Sequence[Any]) -> None:
-    """Warn on rank 0 if ranks of one host share its network card and pack messages for all other ranks. Collective.
+    """Warn on rank 0 if ranks that share a network card each send packed messages to all other ranks. Collective.
 
-    Let L of the N ranks be on each of n hosts. A card then sends L (1 − 1/n) times the packed bucket to the owners of
-    shards and (N − 1)/N times around a ring; if only the hosts' shards are compressed, 2 (1 − 1/n) times. `packs` are
-    the rules (or the policy) that pack such messages, if any.
+    Let each of n hosts run L of the N ranks. A card then sends the packed bucket L (1 − 1/n) times to the owners of
+    shards, and (N − 1)/N times around a ring. With `Hierarchical` it sends the packed bucket 2 (1 − 1/n) times. `packs`
+    are the rules, or the policy, that send such messages, if any.
     """
     N = channel.comm.size
     if not packs or channel.comm.hierarchical or N < 4:
@@ -293,9 +293,9 @@ def packs_flat(rule: Rule) -> bool:
 
 
 def warm_up(stages: Sequence[Stage], tensors: Sequence[Tensor], channel: Channel) -> None:
-    """Compile the work of stages on tensors like `tensors`, and connect the ranks that will send. Collective.
+    """Compile the kernels of stages for tensors like `tensors`, and connect the ranks that will send. Collective.
 
-    The timeout does not count while this rank compiles.
+    Other ranks suspend their timeouts while this rank compiles.
     """
     if channel.comm.size > 1:
         with channel.monitor.busy("compiling"):
@@ -310,8 +310,8 @@ def warm_up(stages: Sequence[Stage], tensors: Sequence[Tensor], channel: Channel
 def connect(stages: Iterable[Stage], x: Tensor, comm: Comm) -> None:
     """Send `x` (1,) to the ranks that stages will send to, so that no step waits for connections. Collective.
 
-    The first `ROUNDS` of a topology are executed in the same way as by its stage, so that no order of messages can
-    block. Nothing is sent in gloo groups that connected all ranks at the start, or for rounds that are an all-reduce.
+    The first `ROUNDS` rounds of a topology are run in the same order as its stage runs them, so that they cannot block.
+    Nothing is sent in gloo groups that connected all ranks at the start, or for rounds that are an all-reduce.
     """
     n = comm.size
     for stage in stages:
