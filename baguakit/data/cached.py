@@ -1,4 +1,4 @@
-"""A dataset whose samples are computed once, for all processes that use its store; its identity in the store."""
+"""Cache the samples of a dataset in a store that processes share, and make the keys of the samples in the store."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MISSING = object()  # in place of a sample, which may be None
 
 @dataclass(frozen=True)
 class CacheReport:
-    """The counts of this process and its loader workers since the cache was made.
+    """The counts of this process and its loader workers since the `CachedDataset` was made.
 
     One read of a sample adds at most 1 to `corrupt`, and at most 1 to `errors`.
 
@@ -48,7 +48,7 @@ class CacheReport:
 
     @property
     def hit_rate(self) -> float:
-        """Hits over reads; 0.0 before the first read."""
+        """Return hits / (hits + misses); 0.0 before the first read."""
         return self.hits / max(1, self.hits + self.misses)
 
     def __str__(self) -> str:
@@ -68,21 +68,21 @@ class CachedDataset(Dataset[Any]):
     Cache deterministic, slow work (reading, decoding, resizing, tokenising). Apply random augmentation after the cache,
     otherwise every epoch has the same augmentation. A sample read from the store is a copy.
 
-    If the store fails, is full or holds a damaged sample, the sample is computed again: this costs time, but is never
-    wrong. `report()` counts such samples, and the first of each kind raises a warning.
+    If the store fails, is full or holds damaged bytes, the sample is computed again. This costs time, but the sample is
+    right. `report()` counts these cases. A RuntimeWarning reports the first case of each kind.
 
     Args:
         dataset: a map-style dataset.
         store: `MemoryStore()`, `LMDBStore(path)`, `RedisStore(hosts)`, or your own `Store`.
-        name: the name of the samples; None for a hash of the dataset's content, computed once, in this call. Pass a
-            name if the content is large, cannot be pickled (lambdas), or differs between ranks (sets of strings).
-        version: change it with the dataset's code: samples of other versions are never read.
-        codec: `Plain()`, the default: tensors, arrays, bytes and plain containers, decoded without running code.
-            `Pickle()`: any sample, from a store to which nobody else can write.
+        name: the name of the dataset in the store; None for a hash of its content, which the constructor computes. Pass
+            a name if the content is large, cannot be pickled (lambdas), or differs between ranks (sets of strings).
+        version: change it whenever the dataset's code changes; samples of other versions are never read.
+        codec: `Plain()`, the default, stores tensors, arrays, bytes and plain containers. It runs no code when it
+            decodes. `Pickle()` stores any sample; use it only if nobody else can write to the store.
 
     Raises:
-        TypeError: the dataset has no samples by index; or, when a sample is read, the codec cannot store it.
-        ValueError: the content of the dataset cannot be hashed, and there is no name.
+        TypeError: the dataset is not map-style; or, when a sample is read, the codec cannot encode the sample.
+        ValueError: `name` is None, and the content of the dataset cannot be hashed.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class CachedDataset(Dataset[Any]):
             raise TypeError(f"codec is Plain(), Pickle(), or an object with tag, encode and decode, not {codec!r}")
         self.dataset, self.store, self.version = dataset, store, version
         self.namespace = namespace(dataset, name, version, self.codec.tag)
-        # A row of counts for each thread, shared with loader workers: no two threads add to a row at the same time.
+        # Loader workers share these counts. Each thread adds to the row of its id, so that hardly any addition is lost.
         self._counts = torch.zeros(ROWS, len(COUNTED), dtype=torch.int64).share_memory_()
 
     def __len__(self) -> int:
@@ -116,7 +116,7 @@ class CachedDataset(Dataset[Any]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
-        """Return several samples, with one call of the store for all of them."""
+        """Return several samples. One call of the store reads all samples that are stored."""
         length = len(self) if hasattr(self.dataset, "__len__") else None
         keys = [self.namespace + position(index, length) for index in indices]
         troubles = dict[str, str]()
@@ -124,9 +124,9 @@ class CachedDataset(Dataset[Any]):
         return [self._sample(*each, troubles.copy()) for each in zip(keys, indices, values, strict=True)]
 
     def _sample(self, key: bytes, index: Any, value: bytes | None, troubles: dict[str, str]) -> Any:
-        """Return the sample stored in `value`; or read it, if another process computed it meanwhile; or compute it.
+        """Decode `value`; else read the sample, if another process has stored it meanwhile; else compute it. Return it.
 
-        `troubles` gets the failures of the store, by kind: each kind counts once for a sample.
+        Add the failures of the store to `troubles`, {kind: message}. Each kind counts once for a sample.
         """
         sample = self._decoded(troubles, value)
         if sample is MISSING:
@@ -149,7 +149,7 @@ class CachedDataset(Dataset[Any]):
         return sample
 
     def _computed(self, troubles: dict[str, str], key: bytes, index: Any) -> Any:
-        """Compute the sample, and store it."""
+        """Compute the sample, store it, and return it."""
         if not self.store.shared and get_worker_info() is not None:
             each = "is not shared: each loader worker fills its own; LMDBStore(path) is shared by all"
             warnings.warn(f"{self.store!r} {each}", RuntimeWarning, stacklevel=4)
@@ -168,7 +168,7 @@ class CachedDataset(Dataset[Any]):
         return sample
 
     def _tried(self, troubles: dict[str, str], call: Callable[..., T], *args: Any) -> T | None:
-        """Return the result of a call of the store; None if the store fails."""
+        """Return the result of a call of the store. If it fails, add the failure to `troubles`, and return None."""
         try:
             return call(*args)
         except StoreError as error:
@@ -176,7 +176,7 @@ class CachedDataset(Dataset[Any]):
             return None
 
     def _tell(self, troubles: dict[str, str]) -> None:
-        """Count failures, and warn of the first of each kind."""
+        """Count the failures in `troubles`, and warn of the first failure of each kind."""
         for kind, words in troubles.items():
             first = getattr(self.report(), kind) == 0
             self._count(**{kind: 1})
@@ -189,7 +189,7 @@ class CachedDataset(Dataset[Any]):
             row[COUNTED.index(name)] += amount
 
     def report(self) -> CacheReport:
-        """Return the hits, misses, bytes and failures of this process and its loader workers. Local."""
+        """Return the hits, misses, bytes and failures of this process and its loader workers. This call is local."""
         return CacheReport(*self._counts.numpy().sum(axis=0).tolist())
 
     def clear(self) -> None:
@@ -198,13 +198,13 @@ class CachedDataset(Dataset[Any]):
         self._tell(troubles)
 
 
-# The identity of a dataset, in the key of every stored sample
+# Keys of stored samples: 16 bytes that identify the dataset, then the index of the sample
 
 
 def namespace(dataset: Any, name: str | None, version: str | int, codec_tag: str) -> bytes:
-    """Return 16 bytes that identify a dataset by `name` or content, version and codec. Equal in all processes.
+    """Return 16 bytes that identify the dataset's name (or content), version and codec, equal in all processes.
 
-    The content is the class name and a hash of the pickle. Code is pickled by name: if it changes, change `version`.
+    The content is the class name and a hash of the pickle. A pickle has no code: if code changes, change `version`.
     """
     what = f"name:{name}"
     if name is None:
@@ -222,7 +222,7 @@ def namespace(dataset: Any, name: str | None, version: str | int, codec_tag: str
 
 
 def position(index: Any, length: int | None) -> bytes:
-    """Return the key of a sample within its dataset; raise TypeError if the index is not an integer or a str."""
+    """Return the second part of a sample's key. Raise TypeError unless `index` is an integer or a str."""
     if isinstance(index, str):
         return b"s" + blake2b(index.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     try:
@@ -239,7 +239,7 @@ def position(index: Any, length: int | None) -> bytes:
 
 
 class _Hasher(pickle.Pickler):
-    """A pickler for hashing: it takes tensors by value (torch would add storage addresses) and caches by namespace."""
+    """A pickler for hashing. It pickles tensors by value, without addresses, and a `CachedDataset` as its namespace."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor) and obj.layout is torch.strided and not obj.is_quantized:

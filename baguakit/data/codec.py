@@ -1,8 +1,8 @@
-"""The encoding of samples as bytes: a JSON header, then the raw bytes of tensors and arrays.
+"""Encode samples as bytes. `Plain` writes a JSON header, then the raw bytes of tensors and arrays.
 
-    magic (4) · crc32 of all that follows (4) · header length (8) · header: the sample's tree · buffers
+    magic number (4 bytes) · crc32 of the rest (4 bytes) · length of the header (8 bytes) · header · raw bytes
 
-`Plain` runs no code when it decodes: a person with write access to a store can falsify numbers, but not run code.
+`Plain` runs no code when it decodes. So a person who can write to the store can change samples, but cannot run code.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ class Corrupt(ValueError):
 
 
 class Codec(Protocol):
-    """The interface of encodings of samples.
+    """The interface of a codec, which encodes samples as bytes.
 
     Attributes:
-        tag: a part of every key, so that no codec reads the samples of another.
+        tag: a part of every key, so that a codec never reads samples that another codec has written.
     """
 
     tag: str
 
     def encode(self, sample: Any) -> bytes:
-        """Return the sample as bytes; raise TypeError, which names the part that cannot be stored."""
+        """Return the sample as bytes. If a part of it cannot be stored, raise a TypeError that names this part."""
 
     def decode(self, stored: bytes) -> Any:
         """Return the sample; raise `Corrupt` if the bytes are damaged."""
@@ -72,9 +72,9 @@ def _unframed(magic: bytes, stored: bytes, read: Callable[[memoryview], Any]) ->
 class Plain(Codec):
     """A codec for dense CPU tensors, numpy arrays and plain Python values, which runs no code when it decodes.
 
-    It stores tensors and arrays of any dtype without fields, bytes, str, int, float, complex, bool, None, and lists,
-    tuples, dicts and sets of these. Other types, including subclasses (named tuples, defaultdicts, enums), raise a
-    TypeError. A decoded sample is an equal, contiguous copy in its own memory.
+    It stores tensors, arrays (except arrays of objects or with fields), bytes, str, int, float, complex, bool, None,
+    and lists, tuples, dicts and sets of these types. Other types, including subclasses (named tuples, defaultdicts,
+    enums), raise a TypeError. A decoded sample is an equal, contiguous copy.
     """
 
     tag = "plain1"
@@ -96,8 +96,8 @@ class Plain(Codec):
 class Pickle(Codec):
     """A codec for samples of any picklable type.
 
-    Unpickling can run any code: use it only with a store to which nobody else can write (your own LMDB directory; a
-    Redis server with TLS and a password that nobody else has).
+    Unpickling can run any code. So use this codec only with a store to which nobody else can write: your own LMDB
+    directory, or a Redis server with TLS and a password that nobody else has.
     """
 
     tag = "pickle1"
@@ -113,7 +113,7 @@ class Pickle(Codec):
 
 
 def _tree(x: Any, buffers: list[Any], where: str) -> Any:
-    """Return `x` as JSON: scalars as they are, other values as [kind, …], with raw bytes appended to `buffers`."""
+    """Return `x` as a JSON value: a scalar as it is, another value as [kind, …]. Append its raw bytes to `buffers`."""
     kind = type(x)
     if kind in SCALARS:
         return x

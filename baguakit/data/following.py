@@ -1,4 +1,4 @@
-"""The iteration of a sampler over an epoch: it can stop and resume at any step, and follow ranks that come and go."""
+"""Iterate over the epoch of a sampler, resume it at any step, and divide the rest again when ranks join or leave."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from ..comm import Comm
 from .plan import Batches, Costs, Indices, Position, Record, Seat, Shares, Stretch, Told, assign, regrouped
 
 T = TypeVar("T")
-PLACE = ("epoch", "done", "ranks", "step")  # the position in a state; the other entries of the state decide the order
-PLANNED = 4  # stretches whose queues are remembered
+PLACE = ("epoch", "done", "ranks", "step")  # the position in a state; the other entries determine the order
+PLANNED = 4  # the number of stretches whose queues are cached
 log = logging.getLogger("baguakit")
 
 
 class Followed(Generic[T]):
-    """An iterator over an epoch. A step has one item (sample or batch) for each rank; each rank computes all items."""
+    """The base of samplers. A step has one item (a sample or a batch) per rank; a rank computes the items of all."""
 
     def _begin(
         self, rank: int, size: int, comm: Comm | None, measure: Callable[[], Costs], *settings: bool | float
@@ -35,9 +35,9 @@ class Followed(Generic[T]):
         if self.random_level and not self.shuffle:
             raise ValueError(f"random_level={self.random_level} needs shuffle=True; set random_level=0 without it")
         self._comm, self.costs, self.epoch = comm, measure(), 0
-        self._record: Record | None = None  # None if it does not follow, or has just joined
+        self._record: Record | None = None  # None if the sampler does not follow a group, or its rank has just joined
         self._attachment: Any = None
-        self._places: dict[int, Position] = {}  # by epoch: where passes begin that a change has made
+        self._places: dict[int, Position] = {}  # by epoch: where its pass begins, if a change has divided the pass
         self._from = self._latest = -1  # the epoch in which this rank joined; the epoch of the latest pass
         self._planned: dict[Stretch, Shares] = {}
         self.rank, self.num_replicas = rank, size
@@ -46,10 +46,10 @@ class Followed(Generic[T]):
 
     @abstractmethod
     def _steps(self, samples: Indices, ranks: int, rng: np.random.Generator, epoch: int) -> list[Batches]:
-        """Return all steps of `ranks` ranks over `samples`, which are shuffled and not trained yet."""
+        """Divide `samples`, which are shuffled and untrained, into steps for `ranks` ranks; return all steps."""
 
     def _assigned(self, costs: Costs, ranks: int, rng: np.random.Generator, epoch: int) -> Indices:
-        """Return indices of `costs` (steps, ranks) such that all ranks have nearly the same total cost."""
+        """Return indices of values of `costs`, (steps, ranks), such that all columns have nearly the same sum."""
         cells = assign(np.arange(costs.size).reshape(-1, ranks), costs, rng if self.shuffle else None)
         cells = np.roll(cells, epoch, axis=1)  # each epoch moves the cells of a rank to the next rank
         return rng.permutation(cells) if self.shuffle else cells
@@ -59,13 +59,13 @@ class Followed(Generic[T]):
         """Return the item to yield for one rank's batch."""
 
     def _signature(self) -> dict[str, Any]:
-        """Return the settings that decide the order of an epoch, with a checksum in place of the costs."""
+        """Return the settings that determine the order of an epoch, with a checksum instead of the costs."""
         names = ("seed", "shuffle", "drop_last", "random_level")
         costs = {"length": len(self.costs), "complexity": zlib.crc32(self.costs.tobytes())}
         return costs | {name: getattr(self, name) for name in names}
 
     def _shares(self, stretch: Stretch) -> Shares:
-        """Return the queues of all ranks. Earlier stretches are planned again unless they are remembered."""
+        """Return the queues of all ranks in `stretch`, from the cache, or computed from those of the stretch before."""
         if stretch not in self._planned:
             samples, kept = np.arange(len(self.costs)), dict[int, list[Indices]]()
             if stretch.done:
@@ -84,7 +84,7 @@ class Followed(Generic[T]):
         return self._planned[stretch]
 
     def __len__(self) -> int:
-        """Return the number of steps of this epoch, or of its rest after a change of ranks; equal on all ranks."""
+        """Return the number of steps of this epoch, equal on all ranks; after a change of ranks, of its rest."""
         return self._shares(self._now.stretch).length(self._now.rank)
 
     def __iter__(self) -> Iterator[T]:
@@ -92,7 +92,7 @@ class Followed(Generic[T]):
         return self._walk(self._now)
 
     def _first(self, epoch: int) -> Position:
-        """Return the position at the beginning of a pass."""
+        """Return the position at which the pass of `epoch` begins."""
         undivided = Position(Stretch(epoch, (0,) * self.num_replicas), self.rank)
         return replace(self._places.get(epoch, undivided))
 
@@ -111,28 +111,28 @@ class Followed(Generic[T]):
             for item in islice(self._shares(stretch).queue(now.rank), now.drawn, None):
                 now.drawn += 1
                 yield self._item(item)
-                if now.stretch is not stretch:  # a change has divided the rest
+                if now.stretch is not stretch:  # a change has divided the remaining items again
                     break
             else:
                 now.over = True
 
     def _count(self) -> int:
-        """Return the number of items in all ended `recoverable()` bodies; if lost steps are repeated, in all steps."""
+        """Return items per step × ended `recoverable()` bodies; with `repeats`, items per step × optimizer steps."""
         assert self._comm is not None
         return self._items * int(self._attachment.step if self._repeats else self._comm.membership.bodies)
 
     def _trained(self, now: Position) -> int:
-        """Return the number of items of the queue that were trained, as far as this is known."""
+        """Return the number of items of the queue that were trained; if no group is followed, all drawn items."""
         return now.drawn if now.base is None else max(0, min(now.drawn, now.base + self._count()))
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next pass; call it on all ranks before each pass. A resumed epoch keeps its position.
+        """Choose the order of the next pass. Call this on all ranks before each pass. A resumed epoch is continued.
 
         Args:
             epoch: the number of the epoch.
 
         Raises:
-            ValueError: this rank has joined a running training in a later epoch: begin with `sampler.epoch`.
+            ValueError: this rank has joined the training in an epoch after `epoch`. Begin with `sampler.epoch`.
         """
         epoch = integer("epoch", epoch, 0)
         if epoch < self._from:
@@ -148,7 +148,7 @@ class Followed(Generic[T]):
 
         Args:
             consumed: the number of items (samples, or batches of a batch sampler) of this pass that were trained on;
-                None for the number drawn so far. Pass it if the loader has workers, since workers draw items ahead.
+                None for the number drawn so far. Pass a number if the loader has workers, since they draw items ahead.
 
         Raises:
             ValueError: `consumed` is negative or more than this pass has.
@@ -165,15 +165,15 @@ class Followed(Generic[T]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from `state`, on the same or another number of ranks; trained samples are not repeated.
 
-        On the same number of ranks the rest of the epoch is the same, item by item; on another number the remaining
+        On the same number of ranks, each rank continues with the same items. On another number of ranks, the remaining
         samples are divided again.
 
         Args:
             state: the result of `state_dict`.
 
         Raises:
-            TypeError: `state` is not a state.
-            ValueError: `state` is of other data, another seed or other settings.
+            TypeError: `state`, or an entry of it, has another type.
+            ValueError: `state` is incomplete or of other data or settings, or the sampler follows a changed group.
         """
         instance("state", state, Mapping, "the result of state_dict()")
         missing = [name for name in PLACE if name not in state]
@@ -205,7 +205,7 @@ class Followed(Generic[T]):
         self._resume(Stretch(epoch, tuple(behind), tuple(done)), step)
 
     def _resume(self, stretch: Stretch, items: int) -> None:
-        """Continue a stretch after `items` items; on another number of ranks, begin a new stretch."""
+        """Continue `stretch` after `items` items; if the number of ranks differs, begin a stretch of the rest."""
         if self._record is not None and self._record.version:
             raise ValueError("this sampler follows a group that has changed: load a state before the first change")
         seats = [Seat(k := max(0, items - lag), k, behind=lag) for lag in stretch.behind]
@@ -220,32 +220,32 @@ class Followed(Generic[T]):
     # Ranks that come and go
 
     def follow(self, att: Any, items_per_step: int = 1, *, repeats: bool = False) -> None:
-        """Divide the pass again whenever the group changes. All ranks call this once, after `bk.attach`.
+        """Divide the pass again whenever ranks join or leave. All ranks call this once, after `bk.attach`.
 
             for epoch in range(sampler.epoch, epochs):
                 sampler.set_epoch(epoch)
 
-        A rank that stays keeps the items that it has drawn, also those that the workers of its loader have fetched. All
-        other items that are not trained are divided again, so that all ranks end the epoch after the same number of
-        steps. A rank that joins continues the epoch `sampler.epoch`, with a part of the remaining items.
+        A rank that stays keeps the items that it has drawn, including items that its loader's workers have fetched. All
+        other untrained items are divided again, so that all ranks end the epoch after the same number of steps. A rank
+        that joins continues the epoch `sampler.epoch`, with a part of the remaining items.
 
-        If a step fails because a rank is lost, its items are used up on the other ranks, unless the loop repeats it. A
-        lost rank has trained the items of all optimizer steps that were made. Its other items are not trained in this
-        epoch if the iterator of another rank has ended (loaders ask for the end early): a warning says so. Then a rank
-        that joins begins with the next epoch, and gets one more item for each item that the others are behind.
+        If a rank is lost in a step, the other ranks do not train their items of this step, unless the loop repeats the
+        step. The lost rank's items of completed optimizer steps are trained. Its other items are divided again, unless
+        the iterator of another rank has ended (loaders draw all items early). In this case a warning says that the
+        items are not trained in this epoch. A rank that joins then begins with the next epoch, and gets one more item
+        there for each item that the other ranks still train in this epoch.
 
-        Call `set_epoch` before each pass, in ascending order. `state_dict()` needs no `consumed`. Draw items in the
+        Call `set_epoch` with ascending numbers before each pass. `state_dict()` needs no `consumed`. Draw items in the
         thread that trains, as loaders do.
 
         Args:
-            att: the attachment; it has the group that the sampler was made with.
-            items_per_step: the items (samples, or batches of a batch sampler) that a rank draws for one optimizer step:
-                the batch size of a loader, times the steps of accumulation.
-            repeats: whether the loop repeats a lost step with the same items.
+            att: the attachment, of the same group as the sampler.
+            items_per_step: the number of items (samples, or batches of a batch sampler) that a rank draws for one
+                optimizer step: the steps of accumulation, times the batch size of the loader if items are samples.
+            repeats: whether the loop repeats a step in which a rank was lost, with the same items.
 
         Raises:
-            ValueError: the group of the sampler is not one of `bk.elastic.join`, or the sampler follows already or has
-                begun.
+            ValueError: the group is not from `bk.elastic.join`, or the sampler follows it already or has begun.
         """
         comm, now = self._comm, self._now
         if comm is None or not comm.membership.changes:
@@ -261,7 +261,7 @@ class Followed(Generic[T]):
             self._resume(now.stretch, now.stretch.behind[now.rank] + now.drawn)
 
     def _changed(self, change: Any) -> None:
-        """Agree with all ranks on which items are trained, and continue with the rest. Collective."""
+        """Divide the untrained items again. The attachment calls this on all ranks when the group changes."""
         assert self._comm is not None
         gather = self._comm.gather_objects
         while True:
@@ -285,7 +285,7 @@ class Followed(Generic[T]):
             log.warning("%d items that a lost rank has left are not trained in epoch %d, as it ends", items, epoch)
 
     def _enter(self, record: Record, rank: int) -> None:
-        """Switch to another record, in which this process has the number `rank`."""
+        """Continue with a new record, in which this process has the rank `rank`."""
         now, first = self._now, record.passes[0]
         joined = self._record is None or self._record.version < record.version - 1
         before = () if joined else range(now.stretch.epoch, first.epoch)
@@ -293,7 +293,7 @@ class Followed(Generic[T]):
         self._places.update({each.epoch: Position(each, rank) for each in record.passes})
         self._record, self._since = record, self._count()
         self.rank, self.num_replicas = rank, len(first.behind)
-        if joined and now.base is None:  # it has not drawn any
+        if joined and now.base is None:  # this rank has drawn no items
             self._from = self.epoch = first.epoch
             self._now = now = self._first(self.epoch)
         elif joined or now.stretch.epoch == first.epoch:

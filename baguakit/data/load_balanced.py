@@ -32,29 +32,29 @@ log = logging.getLogger("baguakit")
 
 
 class LoadBalancedSampler(Followed[int], DistributedSampler[int]):
-    """A sampler that draws one sample per rank and step, of nearly equal cost.
+    """A sampler that draws one sample per rank and step; the samples of a step have nearly equal cost.
 
     Samples are sorted by cost and divided into groups of one sample per rank; each group is one step. Within a group
-    the samples are assigned such that the total costs of the ranks stay nearly equal. `seed` and the epoch decide the
-    order. Call `set_epoch` before each epoch.
+    the samples are assigned such that the total costs of the ranks stay nearly equal. `seed` and the epoch determine
+    the order. Call `set_epoch` before each epoch.
 
-    It is a `DistributedSampler`, so trainers do not replace it by their own. If `complexity` is a function,
-    construction is a collective call.
+    It is a `DistributedSampler`, so trainers do not replace it by their own sampler. If `complexity` is a function,
+    construction is a collective call: all ranks share the calls of this function.
 
     Args:
         dataset: the samples; it has a length.
-        complexity: the cost of each sample: a function of one sample, a tensor, array or sequence of numbers, or the
-            path of an `.npy` file of them.
+        complexity: a function that returns the cost of a sample; or the costs of all samples, as a tensor, an array, a
+            sequence of numbers, or the path of an `.npy` file of numbers.
         num_replicas: the number of ranks; None for the size of `group`.
         rank: this process's rank; None for its rank in `group`.
         shuffle: shuffle the steps; False: steps run from cheap to expensive.
         seed: the seed of the order, equal on all ranks.
         drop_last: leave out `len(dataset) % num_replicas` samples, different ones in each epoch; False: repeat as few
-            samples as possible until `num_replicas` divides their number.
+            samples as possible, so that all ranks draw equally many.
         random_level: from 0 (only samples of similar cost share a step: best balance) to 1 (any samples share a step:
             no balance).
-        group: the process group of the ranks, or a `bk.Comm`, also one of `bk.elastic.join` (see `follow`); None for
-            the default group, or for a single rank if there is no default group.
+        group: the process group of the ranks, or a `bk.Comm`, such as `bk.elastic.join` returns (see `follow`). None
+            for the default group, or for a single rank if there is no default group.
 
     Raises:
         TypeError, ValueError: the costs are not one finite, non-negative number per sample.
@@ -89,7 +89,7 @@ class LoadBalancedSampler(Followed[int], DistributedSampler[int]):
 
 
 class LoadBalancedBatchSampler(Followed[list[int]], Sampler[list[int]]):
-    """A sampler that draws one batch per rank and step, of nearly equal cost, for `DataLoader(batch_sampler=…)`.
+    """A sampler of batches for `DataLoader(batch_sampler=…)`: in each step, all ranks get batches of nearly equal cost.
 
     In every step each rank has at least one sample, and the lengths of the batches differ by at most one. The number
     of steps, `len(sampler)`, is equal on all ranks; with a budget it may differ between epochs.
@@ -105,8 +105,8 @@ class LoadBalancedBatchSampler(Followed[list[int]], Sampler[list[int]]):
         drop_last: give all ranks the same number of samples in every step; with `batch_size` alone, make all batches
             full. This leaves out `len(dataset) % num_replicas` samples (with `batch_size` alone,
             `% (num_replicas * batch_size)`), different ones in each epoch. False: leave out none; if the last step has
-            fewer samples than ranks, repeat some of them, fewer than `num_replicas`.
-        padded: count the cost of a batch as its length times its largest cost; False: as the sum of its costs.
+            fewer samples than ranks, repeat fewer than `num_replicas` samples.
+        padded: a batch costs its length times the largest cost of its samples; False: the sum of their costs.
 
     All other arguments are as in `LoadBalancedSampler`.
 
@@ -147,7 +147,7 @@ class LoadBalancedBatchSampler(Followed[list[int]], Sampler[list[int]]):
 
     @property
     def sampler(self) -> LoadBalancedBatchSampler:
-        """This sampler itself: trainers call `batch_sampler.sampler.set_epoch`."""
+        """Return this sampler itself, because trainers call `batch_sampler.sampler.set_epoch`."""
         return self
 
     def _signature(self) -> dict[str, Any]:
@@ -171,10 +171,10 @@ class LoadBalancedBatchSampler(Followed[list[int]], Sampler[list[int]]):
 
 
 def membership(num_replicas: int | None, rank: int | None, group: Any) -> tuple[int, int, Comm | None, bool]:
-    """Return (rank, number of ranks, group, known); defaults are those of `group`, the default group, or one rank.
+    """Return (rank, number of ranks, comm, known). An argument of None means that of `group`, or else a single rank.
 
-    The returned group is None if there is none, if it is always one rank, or if it has another rank or size than asked.
-    `known` is whether the processes of all ranks are known: False if a group of several ranks has another rank or size.
+    `comm` is None if there is no group, if it has a single rank for ever, or if the arguments differ from its rank or
+    size. If they differ and it has several ranks, `known` is False: the processes of the sampler's ranks are unknown.
     """
     try:
         comm = group if isinstance(group, Comm) else Comm(group)
@@ -193,7 +193,7 @@ def membership(num_replicas: int | None, rank: int | None, group: Any) -> tuple[
 
 
 def complexities(dataset: Sized, complexity: Complexity, comm: Comm | None, known: bool) -> Costs:
-    """Return the cost of every sample, (len(dataset),), equal on all ranks; they divide the calls of a function."""
+    """Return the cost of each sample, (len(dataset),), equal on all ranks. Ranks share the calls of a function."""
     if not isinstance(dataset, Sized):
         raise TypeError(f"dataset is one that has a length, not {type(dataset).__name__}; pass one with __len__")
     n = len(dataset)
