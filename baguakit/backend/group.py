@@ -148,7 +148,7 @@ class BaguaGroup(Methods):
         nbytes += sum(part.nbytes for x in call.whole if x.is_sparse for part in (x._indices(), x._values()))
         share = 2 * (n - 1) / n if call.operation == "all_reduce" else (n - 1) / n
         count(call.operation, share * nbytes, "exact", why)
-        tensors, beside = tensors_in([arguments for _, arguments, _ in call.passed]), self._follower
+        tensors, beside = tensors_in([arguments for _, arguments, _ in call.passed]), None
         device = tensors[0].device if tensors else CPU
         if tensors:
             over_gloo = device == CPU and {(x.dtype, x.layout) for x in tensors} == {(tensors[0].dtype, torch.strided)}
@@ -195,13 +195,12 @@ class BaguaGroup(Methods):
         count(name, sum(x.nbytes for x in tensors) if name == "send" else 0, "exact", "not in the policy")
         message, device = Collective(label=name), tensors[0].device
         where = (*where[:-1], (where[-1] + LENGTHS * tensors[0].nbytes) % TAGS)  # as of a Comm
-        message.flight = Passed([self._call(self._inner, message, name, [tensors, *where], {})])
-        follower = self._follower
+        message.flight = passed = Passed([self._call(self._inner, message, name, [tensors, *where], {})])
         if device.type == "cuda":  # the monitor sees the end on a lane for which nothing else waits
-            self._monitor.device, follower = device, lane_of(self._monitor, device)
-            follower.uses(tensors)
-            self._monitor.air.watch(Collective(label=name, flight=follower.run(message.flight.result)))
-        return Work(message, self._monitor, tensors, follower, self._dropped)
+            self._monitor.device, watching = device, lane_of(self._monitor, device)
+            watching.uses(tensors)
+            self._monitor.air.watch(Collective(label=name, flight=watching.run(passed.result)))
+        return Work(message, self._monitor, tensors, None, self._dropped)
 
     def _call(self, inner: Any, collective: Collective, name: str, arguments: Sequence[Any], named: Any) -> Any:
         """Call a method of the inner group. If a connection is broken, raise an error with the rank at fault."""

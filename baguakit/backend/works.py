@@ -59,7 +59,7 @@ class Work(dist.Work):
     """
 
     def __init__(
-        self, collective: Collective, monitor: Monitor, outs: Any, follower: Lane, dropped: "deque[Work]"
+        self, collective: Collective, monitor: Monitor, outs: Any, follower: Lane | None, dropped: "deque[Work]"
     ) -> None:
         super().__init__()
         self._collective, self._monitor, self._outs, self._follower = collective, monitor, list(outs), follower
@@ -110,13 +110,24 @@ class Work(dist.Work):
             except Exception as error:
                 future.set_result(error)
 
+        def ended(parts: Any) -> None:
+            collective.flight = Passed()  # the work itself would wait for this callback
+            try:
+                parts.value()
+            except Exception as error:
+                collective.flight.fail(error)
+            deliver()
+
         def value(delivered: Any) -> list[Tensor]:
             """Return the tensors, or raise the error, since C++ notices only errors that a callback raises."""
             if isinstance(found := delivered.value(), Exception):
                 raise found
             return outs
 
-        if collective.flight.done() or self._follower.here():  # C++ may read the value at once
+        if self._follower is None:
+            assert isinstance(collective.flight, Passed)
+            torch.futures.collect_all([work.get_future() for work in collective.flight.works]).then(ended)
+        elif collective.flight.done() or self._follower.here():  # C++ may read the value at once
             deliver()
         else:
             self._follower.run(deliver)
