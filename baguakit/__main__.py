@@ -1,4 +1,4 @@
-"""`python -m baguakit`: the command `baguakit`."""
+"""Run the command `baguakit` as `python -m baguakit`."""
 
 import sys
 

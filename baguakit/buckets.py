@@ -6,7 +6,7 @@ Their addresses are the same in every step (with a delay d, in every (d + 1)-th 
 gradients takes 2.4 ms with views, 3.7 ms with copies back (40 tensors, one CPU thread; a copy of 10 M values takes 2.3
 ms), and 0.04 ms if `zero_grad(set_to_none=False)` keeps the views.
 
-A complex number is two real ones: the flat tensor of complex parameters is real, and its views are complex.
+A complex number is stored as two real numbers: the flat tensor of complex parameters is real, its views are complex.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,7 +41,7 @@ class Bucket:
 
     Raises:
         TypeError: a parameter has a dtype that cannot be averaged (integers, float8), or two have different dtypes.
-        ValueError: two parameters are on different devices, or there are no parameters.
+        ValueError: two parameters are on different devices or share memory, or there are no parameters.
     """
 
     def __init__(self, params: Iterable[Tensor], multiple_of: int = 1) -> None:
@@ -101,7 +101,7 @@ class Bucket:
     def _load_gradients(self, grads: Sequence[Tensor | None], beside: Sequence[Pair] = ()) -> Tensor:
         """Copy the gradients `grads` to `flat`, and the pairs `beside` in the same launch; return `flat`.
 
-        A lane must not read `p.grad`: after a failed backward, the user may set it to None at the same time.
+        `grads` is passed because a lane must not read `p.grad`: the user may set it to None after a failed backward.
         """
         absent, pairs = [], [*beside]
         for view, grad in zip(self.views, grads, strict=True):
@@ -136,7 +136,7 @@ class Bucket:
 
     @torch.no_grad()
     def store(self, what: What, only: Sequence[bool] | None = None) -> None:
-        """Copy `flat` to the weights, or make the gradients views of it.
+        """Copy `flat` to the weights, or make the gradients views of `flat`.
 
         A gradient of `backward(create_graph=True)` keeps its graph.
 
@@ -163,7 +163,7 @@ class Bucket:
 
 
 class Span(NamedTuple):
-    """A part of a flat tensor, and the shape and the stride of the view of it."""
+    """A part of a flat tensor that begins at index `at`, with the shape and the strides of its view."""
 
     at: int
     shape: torch.Size
@@ -171,35 +171,35 @@ class Span(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Return the index after its last value."""
+        """Return the index after the last value of this part."""
         return self.at + self.shape.numel()
 
     def of(self, flat: Tensor) -> Tensor:
-        """Return the view in a flat tensor."""
+        """Return the view of this part of `flat`."""
         return flat[self.at : self.end].as_strided(self.shape, self.stride)
 
 
 @torch.no_grad()
 def local(x: Tensor) -> Tensor:
-    """Return this rank's shard of `x`, or `x` itself if it is not sharded, sharing its memory."""
+    """Return this rank's shard of `x`, or a detached `x` if it is not sharded. The result shares the memory of `x`."""
     shard = getattr(x, "to_local", None)
     return x.detach() if shard is None else shard()
 
 
 def values(params: Iterable[Tensor]) -> int:
-    """Return the number of values of parameters in a flat tensor: two for a complex number."""
+    """Return how many values the parameters take in a flat tensor; a complex number takes two."""
     return sum(local(p).numel() * (1 + p.is_complex()) for p in params)
 
 
 def pieces(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Return consecutive views of `flat` with the shapes of `like`; (*x.shape, 2) for a complex x in a real `flat`.
 
-    A tensor with another dense memory format (channels_last) gets a view in that format, so that copies are contiguous
-    and a gradient has the layout that autograd expects.
+    A view has the memory format of its tensor (such as channels_last) if this is dense. So copies are contiguous, and
+    a gradient has the layout that autograd expects.
     """
     found, at = [], 0
     for x in like:
-        x = local(x) if hasattr(x, "to_local") else x  # of others, shape and stride are known without a view
+        x = local(x) if hasattr(x, "to_local") else x  # a tensor that is not sharded has its shape and stride at hand
         shape, stride = x.shape, x.stride()
         if x.is_complex() and not flat.is_complex():
             shape, stride = torch.Size([*shape, 2]), (*(2 * step for step in stride), 1)
@@ -210,7 +210,7 @@ def pieces(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 
 
 def views(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Return `pieces`; the piece of a complex tensor is a complex view."""
+    """Return the `pieces` of `flat`, but a complex view for each complex tensor."""
     every = zip(pieces(flat, like), like, strict=True)
     return [torch.view_as_complex(piece) if x.is_complex() else piece for piece, x in every]
 
@@ -218,7 +218,7 @@ def views(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 def real(x: Tensor) -> Tensor:
     """Return a complex tensor as a view of real pairs, (*x.shape, 2); return any other tensor unchanged.
 
-    A conjugate view gives the pairs in memory, not conjugated: a mean of conjugates is the conjugate of the mean.
+    A conjugate view gives the pairs in memory, without conjugation: a mean of conjugates is the conjugate of the mean.
     """
     return torch.view_as_real(x.conj() if x.is_conj() else x) if x.is_complex() else x
 
@@ -246,20 +246,20 @@ def check_apart(params: Sequence[Tensor]) -> None:
 
 
 def is_view(grad: Tensor | None, view: Tensor) -> bool:
-    """Return whether a gradient is this view of a bucket."""
+    """Return whether a gradient has the address, strides and dtype of `view`, a view of a bucket."""
     if grad is None or grad.layout is not torch.strided:
         return False
     return grad.data_ptr() == view.data_ptr() and grad.stride() == view.stride() and grad.dtype == view.dtype
 
 
 def split(params: Sequence[Tensor], bucket_bytes: int, apart: Mapping[Tensor, int] = {}) -> list[list[Tensor]]:
-    """Return the parameters in groups of about `bucket_bytes`, in the order of backward.
+    """Return the parameters in groups of at most `bucket_bytes`, in the reverse order of `params` (that of backward).
 
-    All parameters of a group have one dtype, one device, and one number in `apart`. With `apart`, groups are in the
-    order of their last parameters. A parameter larger than `bucket_bytes` has its own group.
+    The parameters of a group have the same dtype, device and number in `apart`. With `apart`, groups are sorted by the
+    time when backward completes them. A parameter larger than `bucket_bytes` is a group of one parameter.
     """
     groups: list[list[Tensor]] = []
-    open_: dict[Any, tuple[list[Tensor], int]] = {}  # of each kind, the group that is filled, and the bytes left in it
+    open_: dict[Any, tuple[list[Tensor], int]] = {}  # {kind: (group being filled, bytes left in it)}
     for p in reversed(params):
         kind = (p.dtype, p.device, apart.get(p))
         group, free = open_.get(kind, ([], 0))
@@ -268,7 +268,7 @@ def split(params: Sequence[Tensor], bucket_bytes: int, apart: Mapping[Tensor, in
             groups.append(group)
         group.append(p)
         open_[kind] = group, free - p.nbytes
-    if apart:  # of several kinds, the first may be complete last, and the others would wait for it
+    if apart:  # a group that was begun first may be complete last, and must not delay the other groups
         place = {p: i for i, p in enumerate(params)}
         groups.sort(key=lambda group: -place[group[-1]])
     return groups

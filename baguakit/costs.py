@@ -9,18 +9,18 @@ is modelled by a straight line: a message of b bytes takes α + β b seconds. Fo
     scatter, and gather                    α' + (n − 1) β' b + α + (n − 1) β b  shards of b bytes, each to its owner,
                                                                                 and around a ring to all
 
-α' and β' are measured by an all-to-all. Its messages share the network card of a machine, or a link between two
-sockets. The messages of a ring do not share a link: each link has one sender. Thakur, Rabenseifner and Gropp 2005,
-"Optimization of Collective Communication Operations in MPICH".
+α' and β' are measured by an all-to-all, whose messages share the network card of a machine or a link between two
+sockets. In a ring, each link has one sender. These costs are from Thakur, Rabenseifner and Gropp 2005, "Optimization of
+Collective Communication Operations in MPICH".
 
 An exchange takes w seconds on the link; the machine's processor works in u of these w seconds. Compressing, adding and
 copying take q seconds. P is the number of pieces that are sent one after another (1 on a GPU):
 
-    z = q + u                          the machine's own work
-    T = m + (q + w − m)/P              with m = max(w, z): the busier of link and machine, and a piece of the other
+    z = q + u                          all work of the processor
+    T = m + (q + w − m)/P              m = max(w, z), the busier of link and processor; the other adds one piece
 
-Letters of the stages' costs: N values of e bytes, S = N e; n ranks; k neighbours; row(N) bytes of N packed values.
-Copies are counted in passes over the values, a read and a write each, as the stages make them.
+In the costs of stages, n is the number of ranks, k of neighbours, and N of values. A value has e bytes, N values have
+S = N e bytes, and N packed values have row(N) bytes. A copy is a pass that reads and writes each value once.
 """
 
 import json
@@ -35,14 +35,14 @@ from .compressors import Compressor
 from .topology import Topology
 
 FP32 = 4
-ROUNDS = 64  # most rounds of a period that are examined
+ROUNDS = 64  # the most rounds of a period that are examined
 
 
 @dataclass(frozen=True)
 class Line(Declared):
-    """The cost of a message of b bytes: α + β b seconds, for `alpha` and `beta`.
+    """The cost of a message of b bytes: α + β b seconds; α is `alpha`, and β is `beta`.
 
-    During `busy` of the β seconds per byte, the sending rank's processor works and is not free to compute.
+    `busy` is the part of β, in seconds per byte, in which the processor of the sending rank works and cannot compute.
     """
 
     alpha: float
@@ -51,7 +51,7 @@ class Line(Declared):
 
     @checked
     def seconds(self, b: float) -> float:
-        """Return α + β b."""
+        """Return α + β b, the seconds that a message of b bytes takes."""
         return self.alpha + self.beta * b
 
     @property
@@ -67,7 +67,7 @@ def ring(n: int) -> float:
 
 @dataclass(frozen=True)
 class Link(Declared):
-    """The cost of messages on a class of links, over a number of flows.
+    """The cost of messages on the links of one part of a network, over a number of flows.
 
     Attributes:
         part: "flat" for all ranks; with nodes also "intra" (the ranks of a node) and "inter" (one rank of each node).
@@ -88,16 +88,16 @@ class Link(Declared):
 
     @property
     def to_all(self) -> Line:
-        """Return the line of messages to ranks anywhere in this part."""
+        """Return the line of messages to any ranks of this part: `all_to_all`, or else `exchange`."""
         return self.exchange if self.all_to_all is None else self.all_to_all
 
 
 @dataclass(frozen=True)
 class Codec(Declared):
-    """The speed of a compressor while all ranks work. Times are in seconds. `name` is its repr.
+    """The speed of a compressor while all ranks work. `name` is the repr of the compressor.
 
-    `compress` and `decompress` are per fp32 value. `reduce` is per value of each row: it averages packed rows (of a
-    sparse compressor, it adds them).
+    `compress` and `decompress` are the seconds per fp32 value. `reduce` is the seconds per value of each packed row
+    for averaging the rows, or with a sparse compressor for adding them.
     """
 
     name: str
@@ -108,16 +108,16 @@ class Codec(Declared):
 
 @dataclass(frozen=True, repr=False)
 class Network(Declared):
-    """The measurements of `probe`. The same on all ranks: each time is that of the slowest.
+    """The measurements of `probe`. They are equal on all ranks: each time is that of the slowest rank.
 
     Attributes:
-        ranks, per_node: n, and how many of them are on a node; 1 if nodes are not known.
+        ranks, per_node: the number n of ranks, and the number of ranks on each node, or 1 if nodes are not known.
         device, threads: the device of the tensors, "cpu" or "cuda"; the number of torch's threads on each rank.
         links, codecs: a `Link` for each part and number of flows; a `Codec` for each probed compressor.
         copy: seconds to copy a byte.
         launch: seconds to put work on a lane and to get its result.
         crowding: κ, the slowdown of a rank's computation if a second thread (on CUDA a second stream) computes at the
-            same time: 0 if each has a core, 1 if they share one.
+            same time: 0 if each thread has a core, 1 if both share a core.
     """
 
     ranks: int
@@ -135,7 +135,7 @@ class Network(Declared):
         """Return the link of a part of the network, over a number of flows.
 
         Raises:
-            ValueError: it has not been measured.
+            ValueError: this link has not been measured.
         """
         found = {(link.part, link.flows): link for link in self.links}
         if (part, flows) not in found:
@@ -155,7 +155,7 @@ class Network(Declared):
         """Return the speed of a compressor.
 
         Raises:
-            ValueError: it has not been measured.
+            ValueError: the compressor has not been measured.
         """
         found = {codec.name: codec for codec in self.codecs}
         if (name := repr(compressor)) not in found:
@@ -220,11 +220,11 @@ class Network(Declared):
 
 @dataclass(frozen=True)
 class Cost(Declared):
-    """The cost of one exchange, or of several one after another.
+    """The cost of one exchange, or of several exchanges one after another.
 
     Attributes:
         seconds: T, the time of the exchange on a machine that does nothing else.
-        busy: z, the seconds in which the rank's processor works for the exchange; they may overlap with T.
+        busy: z, the seconds of T in which the rank's processor works for the exchange.
         sent: bytes that a rank sends, over all links.
         beside, beside_busy: the parts of `seconds` and `busy` that run on a second lane, in the middle of the exchange.
     """
@@ -272,13 +272,13 @@ class Place(Declared):
 
     @property
     def link(self) -> Link:
-        """Return the link of the part; over one flow if the part is not divided into flows (within a node)."""
+        """Return the link of this part. If nodes are known, it has `flows` flows between nodes, and else one flow."""
         divided = "inter" if self.network.per_node > 1 else "flat"
         return self.network.link(self.part, self.flows if self.part == divided else 1)
 
     @property
     def ranks(self) -> int:
-        """Return n."""
+        """Return n, the number of ranks on the link."""
         return self.link.ranks if self.network.ranks > 1 else 1
 
     @property
@@ -309,14 +309,14 @@ class Place(Declared):
 
 
 def piped(q: float, w: float, u: float, P: int = 1, sent: float = 0.0) -> Cost:
-    """Return the cost T = m + (q + w − m)/P,  m = max(w, q + u);  see this module."""
+    """Return the cost with T = m + (q + w − m)/P and m = max(w, q + u); the letters are those of the module."""
     z = q + u
     m = max(w, z)
     return Cost(m + (q + w - m) / P, z, sent)
 
 
 def exchange(line: Line, steps: int, sent: float, q: float = 0.0, P: int = 1) -> Cost:
-    """Return the cost of `sent` bytes in messages of `steps` latencies, in P pieces, and q seconds of computing."""
+    """Return the cost of sending `sent` bytes with `steps` latencies, in P pieces, and of q seconds of computing."""
     return piped(q, steps * line.alpha + line.beta * sent, line.busy * sent, P, sent)
 
 

@@ -1,7 +1,7 @@
-"""The repr of a declaration is the expression that builds it. The `dir()` of a module lists its public names.
+"""The repr of a rule, a stage or another declaration is its expression. `dir()` of a module lists its public names.
 
 `eval` of a repr, with the names of this package, `torch`, `inf` and `nan`, returns an equal value. There are two
-exceptions: functions print as …, and large matrices and graphs print as a digest.
+exceptions: the repr of a function is "…", and the repr of a large matrix or graph contains a digest.
 """
 
 from dataclasses import MISSING, fields, is_dataclass
@@ -12,8 +12,8 @@ from typing import Any
 def expression(value: Any) -> str:
     """Return the expression that builds a dataclass.
 
-    Fields without a default, and fields that are dataclasses, are positional. Other fields are printed by name, only
-    if they differ from their default. After a field that is left out, all fields are printed by name.
+    Fields that have no default or hold a dataclass are printed without a name, up to the first other field. From that
+    field on, fields are printed by name. A field that equals its default is left out, unless it holds a dataclass.
     """
     shown, in_order = [], True
     for f in (f for f in fields(value) if f.init):
@@ -28,7 +28,7 @@ def expression(value: Any) -> str:
 
 
 def written(value: Any) -> str:
-    """Return a value as an expression: floats of NumPy as Python's floats, functions as …."""
+    """Return the expression of a value. It shows a NumPy float as a Python float, and a function as "…"."""
     if isinstance(value, float):
         return float.__repr__(value)
     if type(value) is tuple:

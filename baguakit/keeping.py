@@ -3,8 +3,8 @@
     state ← new    if all results are finite
     state ← state  otherwise
 
-A single flight decides alone. The flights of one backward decide together (`Joint`), because an optimizer that finds
-one non-finite gradient skips the step for all gradients. The device decides, without a synchronisation.
+A single flight tests its own result. The flights of one backward share one test (`Joint`), because an optimizer that
+finds one non-finite gradient skips the step for all gradients. The device makes the test, without a synchronisation.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ from torch import Tensor
 from .arguments import message
 
 Kept = tuple[Tensor, Tensor, Tensor, Any]
-"""A tensor of a state, the value to keep, the one to go back to, and whose it is."""
+"""A tensor of a state, its new value, its old value, and the argument `whose` of `Joint.flight`."""
 
-_deciding: "ContextVar[_Held | None]" = ContextVar("baguakit deciding", default=None)  # of the flight at work here
+_deciding: "ContextVar[_Held | None]" = ContextVar("baguakit deciding", default=None)  # of the current flight
 
 
 def finite(x: Tensor) -> Tensor:
@@ -35,13 +35,13 @@ def finite(x: Tensor) -> Tensor:
 
 
 def finite_in_two(x: Tensor) -> Tensor:
-    """Return the same as `finite` for floating values. It takes two launches on a GPU; `finite` is faster on CPUs."""
+    """Return `finite(x)` for floating values, with only two kernel launches on a GPU. On CPUs `finite` is faster."""
     largest: Tensor = torch.linalg.vector_norm(x, torch.inf)  # NaN if one value is, which is not less
     return largest < torch.inf
 
 
 def update_if_finite_(state: Tensor, new: Tensor, where: Tensor) -> Tensor:
-    """Set `state` to `new` if the bool `where` is true: at once, or when all flights of a `Joint` have ended.
+    """Return `state`, set to `new` if the bool `where` is true. With a `Joint`, `Joint.settle` sets it later.
 
     Raises:
         ValueError: `where` is not one bool, or `new` is not of the shape of `state`.
@@ -58,11 +58,11 @@ def update_if_finite_(state: Tensor, new: Tensor, where: Tensor) -> Tensor:
 
 
 def hold(state: Tensor, new: Tensor, where: Tensor | None = None) -> bool:
-    """Let the `Joint` of the current flight set `state` to `new` when it settles; return False if there is no `Joint`.
+    """Register `new` as the next value of `state`, which `Joint.settle` will set; return False if there is no `Joint`.
 
     Args:
-        where: a bool; if it is False, nothing is kept. None: another check finds values of `new` that are not finite;
-            on a GPU, `new` is then held without a copy, so nobody may write to it afterwards.
+        where: a bool tensor; if it is False, `settle` changes no state. None: another test in this flight fails if
+            `new` is not finite. On a GPU `new` is then not copied, and nobody may write to it afterwards.
     """
     held = _deciding.get()
     if held is None:
@@ -76,9 +76,9 @@ def hold(state: Tensor, new: Tensor, where: Tensor | None = None) -> bool:
 
 
 def room_for(state: Tensor, new: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return memory for the next value of `state`, for `update_if_finite_`. Use it until the flight ends.
+    """Return a tensor in which a stage computes the next value of `state`. Use it in this flight only.
 
-    `new` allocates it, or it is the memory to which a `Joint` would copy the value. Its values are undefined.
+    Pass it to `update_if_finite_`. It is `new(state)`, or with a `Joint` the tensor to which `hold` would copy a value.
     """
     held = _deciding.get()
     return new(state) if held is None else held.joint.copy_of(state)
@@ -92,7 +92,7 @@ def wide_copy(x: Tensor) -> Tensor:
 def restored(x: Tensor, kept: Tensor) -> Tensor:
     """Return `x` in the dtype of `kept`, plus the error that rounding `kept` to the dtype of `x` makes.
 
-    If both have the same dtype, this is `x` itself.
+    If both dtypes are equal, return `x` itself.
     """
     return x if x.dtype == kept.dtype else x.to(kept.dtype).add_(kept - kept.to(x.dtype))
 
@@ -108,7 +108,7 @@ def tensors_of(state: Any, at: str = "") -> Iterator[tuple[str, Tensor]]:
 
 @dataclass(eq=False)
 class _Held:
-    """The new values of the states of one flight, and whether each is finite."""
+    """The new states that one flight has computed, and bools that tell whether they are finite."""
 
     joint: "Joint"
     whose: Any
@@ -119,12 +119,12 @@ class _Held:
 class Joint:
     """The new states of several flights, held until it is known whether the results of all flights are finite.
 
-    It holds one copy of each tensor of a state. On the CPU, a state and its copy swap memory, and nothing is copied
-    back. Flights begin and end on one lane, in order. All have ended when `settle` is called on this lane.
+    A `Joint` has one copy of each tensor of a state. On the CPU, a state and its copy swap their memory, so that
+    nothing is copied back. All flights run on one lane, and `settle` is called on this lane after the last flight.
     """
 
     def __init__(self) -> None:
-        self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # by id: of a state, and memory for the other value
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}  # {id(state): (state, its copy)}
         self._new: list[Kept] = []
         self._flags: list[Tensor] = []
 
@@ -136,9 +136,9 @@ class Joint:
 
         Args:
             state: the state of the stage.
-            guarded: whether the stage changes the state by `update_if_finite_` only. If not, the state is copied first.
+            guarded: whether the stage changes the state with `update_if_finite_` only. If not, it is copied first.
             result: a function that returns the result of the flight. It is called when the body has ended.
-            whose: any object that identifies this state. `settle` passes it to `where`.
+            whose: any object that identifies this state. `settle` passes it to its argument `where`.
         """
         before = [] if guarded else [(tensor, self.copy_of(tensor).copy_(tensor)) for _, tensor in tensors_of(state)]
         outer, held = _deciding.get(), _Held(self, whose)
@@ -147,13 +147,13 @@ class Joint:
         try:
             yield
         finally:
-            if _deciding.get() is mine:  # else the flight was given up between its phases, and this is anywhere
+            if _deciding.get() is mine:  # False if the flight was given up, and is closed in another context
                 _deciding.set(outer)
         self._new += held.new + [(tensor, tensor, copy, whose) for tensor, copy in before]
         self._flags += held.flags or [finite(result())]
 
     def note(self, ok: Tensor) -> None:
-        """Add bools that must be true as well. Otherwise nothing is kept."""
+        """Add a tensor of bools to the flags of the flights. If one bool is False, `settle` restores all states."""
         self._flags.append(ok)
 
     def settle(
@@ -161,16 +161,17 @@ class Joint:
         agreed: Callable[[Tensor], Tensor] | None = None,
         where: Callable[[Any, Tensor], Tensor | None] = lambda whose, state: None,
     ) -> None:
-        """Keep everything if all flags are true, else nothing.
+        """Set all states to their new values if all flags are true. Else leave them at their old values.
 
         Args:
-            agreed: a function that combines the flag with the flags of other ranks; None if all ranks have the same.
-            where: a function of `whose` and a state that returns a mask of the values to keep; None for all.
+            agreed: a function that takes the bool of this rank, and returns whether the bools of all ranks are true.
+                None: the bool of this rank is used.
+            where: a function (whose, state) that returns a mask of the values to set, or None for all values.
         """
         new, flags = self._new, self._flags
         states = {id(state) for state, _, _, _ in new}
         self._copies = {at: pair for at, pair in self._copies.items() if at in states}
-        if not new:  # on all ranks: their states are alike
+        if not new:  # then all ranks return, because their states are alike
             flags.clear()
             return
         device, ok = flags[0].device, flags[0].view(-1)
@@ -178,7 +179,7 @@ class Joint:
             ok = torch.cat([flag.to(device).view(-1) for flag in flags])
         ok = ok[0] if len(ok) == 1 else ok.all()
         if agreed is not None:
-            ok = agreed(ok)  # until then all is held, so that it can be decided without ranks that are lost
+            ok = agreed(ok)  # if this raises, all is still held, so that `settle` can be called again
         self._new, self._flags = [], []
         for state, kept, old, whose in new:
             if (changed := where(whose, state)) is not None:
@@ -195,14 +196,14 @@ class Joint:
                 torch.where(ok.to(state.device), kept, old, out=state)
 
     def forget(self) -> None:
-        """Drop the new states, because the backward of these flights has failed. States are as before the backward."""
+        """Drop the new states after a backward has failed. Each state has its value from before the backward again."""
         for state, _, old, _ in self._new:
             if old is not state:
                 state.copy_(old)
         self._new, self._flags = [], []
 
     def copy_of(self, state: Tensor) -> Tensor:
-        """Return the memory that holds the second value of `state`."""
+        """Return the copy of `state`, a tensor for its other value. The first call allocates it."""
         if id(state) not in self._copies:
             self._copies[id(state)] = (state, torch.empty_like(state))
         return self._copies[id(state)][1]

@@ -13,8 +13,8 @@
 Steps are optimizer steps since the attachment was made, counted from 0. A rule acts in the steps s with
 start ≤ s < stop. With `every=k` it exchanges in every k-th of these steps, first in step start + k − 1. `offset=o`
 moves these exchanges by o steps; the first is in step start + o − 1. With a function `every=H`, a round that begins in
-step s has H(s) steps; the rule exchanges in the last one, and the next round follows. An object with `due(step, comm)`
-decides during training. A function as `start` or `stop` means the first step in which it returns True.
+step s has H(s) steps; the rule exchanges in the last step of each round. An object with `due(step, comm)` is asked in
+each step whether to exchange. A function as `start` or `stop` stands for the first step for which it returns True.
 """
 
 from bisect import bisect_left
@@ -39,8 +39,8 @@ from .stages import Hierarchical, Stage
 class Fragment:
     """Part `k` of the parameters, divided into `of` parts of similar size: a value of `where=`.
 
-    Parameters of one module stay together. Modules are assigned in the order of decreasing size, each to the smallest
-    part so far: modules of equal size, such as the layers of a transformer, are assigned in turn.
+    Parameters of one module stay together. Modules are assigned in the order of decreasing size, each to the part that
+    is smallest so far, so that the parts take turns if modules (the layers of a transformer) have equal sizes.
 
     Raises:
         ValueError: `k` is not 0 to `of` − 1.
@@ -80,7 +80,7 @@ class Rule:
     Args:
         window: the name of one of these four functions.
         stage: the exchange.
-        every, delay, offset, mix, interval, start, stop, where: as in that function; and so are errors.
+        every, delay, offset, mix, interval, start, stop, where: as in this function, and with the same errors.
     """
 
     window: Window
@@ -131,12 +131,12 @@ class Rule:
 
     @property
     def what(self) -> Literal["grad", "data"]:
-        """ "grad" if the rule acts on gradients, "data" if it acts on weights."""
+        """Return "grad" if the rule acts on gradients, "data" if it acts on weights."""
         return "grad" if self.window == "during_backward" else "data"
 
     @property
     def decides(self) -> bool:
-        """True if an object with `due(step, comm)` decides during training when the rule exchanges."""
+        """Return True if an object with `due(step, comm)` decides during training when the rule exchanges."""
         return not isinstance(self.every, int | type) and hasattr(self.every, "due")
 
     def acts(self, step: int) -> bool:
@@ -176,12 +176,12 @@ class Rule:
         return self._end_of_round(start, step) == step
 
     def _is_due(self, step: int, comm: Comm) -> bool:
-        """Return whether the rule exchanges in this step; an object with `due(step, comm)` is asked."""
+        """Return whether a rule acts and exchanges in this step, if the object `every` decides (see `decides`)."""
         every = cast(Interval, self.every)
         return self.acts(step) and truth(f"{type(every).__name__}.due({step}, comm)", every.due(step, comm))
 
     def schedule(self) -> list[str]:
-        """Return lines that describe what its functions return for future steps. Ranks compare these lines."""
+        """Return lines about the steps that the functions of `every`, `start`, `stop` give. Ranks compare the lines."""
         lines = []
         if callable(self.start) or callable(self.stop):
             lines.append(f"  it acts in steps {[step for step in (*range(64), 128, 1024, 8192) if self.acts(step)]}")
@@ -204,7 +204,7 @@ class Rule:
 
     @cached_property
     def _known(self) -> dict[str, Any]:
-        """Known answers of functions: (steps asked, first true step) for `start` and `stop`; the ends of rounds."""
+        """Results of functions: for `start` and `stop` (next step to ask, first true step); for `every` round ends."""
         return {}
 
     @checked
@@ -252,23 +252,23 @@ def during_backward(
     1 and 2. With momentum β and d = 1, it is stable if and only if γ L < 1 − β: use a smaller γ, and less momentum.
 
     In the first d steps gradients are zero. Clipping, `GradScaler` and logging see the gradients that land. `.grad` is
-    None if no rank had a gradient in the backward that lands. A delay costs d more copies of the gradients.
+    None if no rank had this gradient d steps before. A delay costs memory for d more copies of the gradients.
 
     * Accumulation: as without a delay, all backward passes of a step but the last are under `att.no_sync()`.
-    * Overflow: pass the scaler to `bk.attach`. Gradients fly without the loss scale, and land with the current scale.
-      The step in which a non-finite gradient lands is skipped, and the state of the stage does not change. The next d
-      backward passes still use the scale that overflowed; each of them that overflows costs one more step.
-    * Resume: `att.state_dict()` waits for the delayed gradients and saves them. With another number of ranks they are
-      kept if the stage gives all ranks the same result; else gradients are zero again in the first d steps.
+    * Overflow: pass the scaler to `bk.attach`. Gradients are sent without the loss scale, and land with the current
+      scale. The step in which a non-finite gradient lands is skipped, and the state of the stage does not change. The
+      next d backward passes still use the scale that overflowed; each further overflow costs one more step.
+    * Resume: `att.state_dict()` waits for the delayed gradients and saves them. If the number of ranks has changed, the
+      saved gradients land only if the stage gives all ranks the same result; else the first d steps have zeros again.
     * At `stop` and at `att.detach()` the gradients of the last d steps are dropped.
     * If a backward fails on one rank, training ends: the other ranks cannot drop their backward.
 
     Args:
         stage: the exchange of the gradients.
-        delay: the number of steps after which gradients land; equal for all rules on gradients that act in one step.
+        delay: the number of steps after which gradients land. All rules on gradients in one step need the same delay.
         start, stop: the first optimizer step in which the rule acts, and the first in which it no longer acts; or
-            functions of the step, equal on all ranks, that are true from that step on. With `stop=warm` in one rule and
-            `start=warm` in another, the second takes over in the step in which the first stops.
+            functions of the step, equal on all ranks, that return True from that step on. With `stop=warm` in one rule
+            and `start=warm` in another, the second rule takes over in the step in which the first rule stops.
         where: a function (name, parameter) -> bool that selects parameters, or `Fragment(k, of)` for one of several
             parts; None for all parameters.
 
@@ -282,17 +282,17 @@ def during_backward(
 def between_steps(
     stage: Stage, *, every: Every = 1, start: Bound = 0, stop: Bound | None = None, where: Where | None = None
 ) -> Rule:
-    """Return a rule on weights, launched when an optimizer step ends; it lands when the next begins.
+    """Return a rule on weights. An exchange is launched when an optimizer step ends, and lands when the next begins.
 
-    The exchange overlaps forward and backward. Adapt while communicating (AWC):  x ← W x − γ g(x), with the gradient at
-    the x before the exchange.
+    The exchange overlaps forward and backward. Adapt while communicating (AWC):  x ← W x − γ g(x), for W the stage, and
+    γ g(x) the optimizer's step with the gradients at the x before the exchange.
 
     Args:
         stage: the exchange of the weights.
         every: the number of steps per exchange; a function, equal on all ranks, that takes the first step of a round
             and returns its number of steps; or an object whose `due(step, comm)` tells in each step whether to exchange
             (`schedules.Interval`), for intervals that depend on training.
-        start, stop, where: as in `during_backward`; and so are errors.
+        start, stop, where: as in `during_backward`, and with the same errors.
     """
     return Rule("between_steps", stage, every=every, start=start, stop=stop, where=where)
 
@@ -308,12 +308,12 @@ def after_step(
     stop: Bound | None = None,
     where: Where | None = None,
 ) -> Rule:
-    """Return a rule on weights, after the optimizer step:  x ← W (x − γ g(x)).
+    """Return a rule that exchanges weights after the optimizer step:  x ← W (x − γ g(x)), for W the stage.
 
     Args:
         stage: the exchange of the weights.
         every: the number of steps per exchange (local SGD, DiLoCo); or a function or an object as in `between_steps`.
-            Rounds that grow as the learning rate γ falls are `every=lambda step: max(H, int((α / γ(step)) ** 2))`.
+            For rounds that grow as the learning rate γ falls, `every=lambda step: max(H, int((c / γ(step)) ** 2))`.
         delay: the number of steps after which the result lands; training continues meanwhile.
         offset: the number of steps by which exchanges come later, so that rules with the same `every` take turns; less
             than `every`.
@@ -332,16 +332,17 @@ def free_running(
 ) -> Rule:
     """Return a rule on weights that exchanges continuously in the background:  x ← x + (result − x at launch).
 
-    A flight carries all buckets; no step waits for it. Ranks agree on each flight at the ends of steps, where the host
-    may wait. An ended rank has weight 0. The stage must be an average without state, with an equal result on all ranks.
+    A flight exchanges all buckets; no step waits for it. The ranks agree on the next flight at the ends of steps; the
+    host may wait for this agreement. A rank whose training has ended has weight 0 in the average.
 
     Args:
-        stage: the exchange of the weights: `Mean()`, `CompressedMean()`, or one of them in `Hierarchical`.
+        stage: a stateless average with equal results on all ranks: `Mean()` or `CompressedMean()`, also in
+            `Hierarchical`.
         interval: the seconds between a landing and the next launch.
         start, stop, where: as in `during_backward`.
 
     Raises:
-        TypeError, ValueError: as in `during_backward`; or the stage is no such average.
+        TypeError, ValueError: as in `during_backward`; or `stage` has a state or unequal results.
     """
     rule = Rule("free_running", stage, interval=interval, start=start, stop=stop, where=where)
     if not stage.same_on_all_ranks or stage.remembers():
@@ -361,8 +362,8 @@ def hierarchical(algorithm: Algorithm) -> Algorithm:
         algorithm: a rule, or a tuple of rules.
 
     Raises:
-        TypeError: `algorithm` is neither; a stage needs the shapes of parameters (`power_sgd`), which shards do not
-            have; or it is hierarchical already.
+        TypeError: `algorithm` is not a rule or a tuple of rules; or a stage is hierarchical already, or needs the
+            shapes of parameters (`power_sgd`), which shards do not have.
     """
     made = tuple(replace(each, stage=Hierarchical(each.stage)) for each in rules_of(algorithm, name="algorithm"))
     return made[0] if isinstance(algorithm, Rule) else made

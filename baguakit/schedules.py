@@ -8,11 +8,11 @@ from .comm import Comm
 
 
 class Interval(Protocol):
-    """An interval that is decided during training: a value of `every=`.
+    """An object that tells in each step of training whether to exchange: a value of `every=`.
 
-    All ranks must make the same number of exchanges, and an exchange waits for the last rank. So the answers must be
-    the same on all ranks, or lead to equally many exchanges. To combine measurements of all ranks without waiting, the
-    object launches a flight in one step and reads it in a later step (`bk.primitives.launch`, over a separate group).
+    All ranks must make the same number of exchanges, because an exchange waits for the last rank. So `due` must return
+    the same on all ranks, or return True equally often. To combine measurements of all ranks without waiting, launch a
+    flight in one step and read its result in a later step (`bk.primitives.launch`, with a separate group).
     `att.state_dict()` does not contain the object: the user saves the data that a resumed training needs.
     """
 

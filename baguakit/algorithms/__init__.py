@@ -4,8 +4,8 @@ A function here returns a rule, or a tuple of rules, for `baguakit.attach`. Prin
 function raises a TypeError for an argument of a wrong type, and a ValueError for one that is out of range. `attach`
 raises a ValueError if a topology does not fit the number of ranks.
 
-After gossip and asynchronous averaging weights differ between ranks: `att.merge()` averages them before they are
-evaluated or saved.
+After gossip and asynchronous averaging, the weights differ between ranks. Call `att.merge()` to average the weights
+before you evaluate or save them.
 """
 
 from .corrected import exact_diffusion as exact_diffusion

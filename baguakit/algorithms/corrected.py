@@ -2,9 +2,10 @@
 
 **gradient_tracking.** Each rank tracks the mean gradient of all ranks, for any distribution of the data.
 
-For W the mixing matrix of the round and g_r(x_r) the gradient of rank r at its own weights:
+For W the mixing matrix of the round, X the weights of all ranks (a row x_r each), g(X) their gradients g_r(x_r), Q the
+tracked gradients q_r, and γ d(·) the step of the optimizer:
 
-    Q ← W Q + g(X) − g(X before)                  Q = g(X) in the first step;  Σ_r q_r = Σ_r g_r in every step
+    Q ← W Q + g(X) − g(X of the last step)        Q = g(X) in the first step;  Σ_r q_r = Σ_r g_r in every step
     X ← W X − γ d(Q)                              awc
     X ← W (X − γ d(Q))                            atc
     X ← push-sum of X − γ d(Q)                    push_sum: the same on directed graphs (Push-DIGing)
@@ -18,35 +19,35 @@ Deep Learning on Heterogeneous Data", arXiv:2209.15505.
 
 **exact_diffusion.** Exact diffusion reaches the minimum of the mean loss with one exchange of the weights per step.
 
-For ψ the weights after the local step, W the mixing matrix, and A = (I + W)/2:
+For X the weights, ψ the weights after the local step, c the correction, W the mixing matrix, and A = (I + W)/2:
 
     ψ ← X − γ g(X)
     X ← A (ψ + c);   c ← X − ψ             c = 0 at first;  Σ_r c_r stays 0
 
-At the fixed point all ranks agree, c = γ g, and Σ_r g_r = 0.
-
-The second line is computed from differences: a rank and its neighbour round a difference alike, so Σ_r c_r stays 0:
+At the fixed point all ranks have equal weights, c = γ g, and Σ_r g_r = 0. The second line is computed from differences
+(a_rj are the entries of A). Two neighbours round their difference to the same magnitude, so that Σ_r c_r stays 0:
 
     y ← ψ + c;   c ← c + Σ_j a_rj (y_j − y);   X ← ψ + c
 
-c is not rescaled when γ changes. The mean over ranks follows the mean gradient under any schedule. The ranks disagree
-as much as at the earlier γ until the graph has mixed.
+When γ changes, c is not rescaled. The mean of the weights still moves by γ times the mean gradient, but for some steps
+the ranks differ as much as at the earlier γ.
 
 Yuan, Ying, Zhao and Sayed 2017, "Exact Diffusion for Distributed Optimization and Learning", arXiv:1702.05122.
 
 **quasi_global_momentum.** The momentum averages the changes of the mixed weights, not the rank's own gradients.
 
-For X the weights of all ranks, a row each, W the mixing matrix of the round, g the gradients and γ the learning rate:
+For X the weights of all ranks, a row each, W the mixing matrix of the round, g the gradients, γ the learning rate, and
+m the momentum with the decay ν and the share β in a step:
 
     X⁺ ← W (X − γ (g + β m));   m ← ν m + (1 − ν) (X − X⁺) / γ
-    X⁺ ← W (X − γ (g + β (β m + g)));   the same m                  with Nesterov's momentum
+    X⁺ ← W (X − γ (g + β (β m + g)));   m as above                  with Nesterov's momentum
 
-A stage after plain SGD computes this. It keeps the velocity v = γ m, in the units of the weights. For x = X − γ g:
+A stage after plain SGD computes this. Its state is the velocity v = γ m and X. For x = X − γ g:
 
     X⁺ ← W (x − β v), or W (x − β (β v + X − x));   v ← ν v + (1 − ν) (X − X⁺);   x ← X⁺
 
-When γ changes, v adapts in about 1/(1 − ν) steps; the published form scales it at once. On the complete graph the mean
-of the momentum has the factor ν + (1 − ν) β: 0.99 for 0.9 and 0.9, not 0.9.
+When γ changes, v adapts in about 1/(1 − ν) steps; in the published form, γ m changes at once. On the complete graph,
+the mean momentum decays by ν + (1 − ν) β in each step, by 0.99 if ν and β are 0.9.
 
 Lin, Karimireddy, Stich and Jaggi 2021, "Quasi-Global Momentum: Accelerating Decentralized Deep Learning on
 Heterogeneous Data", arXiv:2102.04761.
@@ -74,10 +75,10 @@ from .gossip import decentralized, push_sum
 
 @dataclass(frozen=True, repr=False)
 class TrackedGradient(OnGraph):
-    """q ← Σ_j w_rj q_j + g − g before;  q replaces the gradient.
+    """q ← Σ_j w_rj q_j + (g − the last g);  q replaces the gradient g;  w_rj are the weights of the graph.
 
-    A gradient that is not finite is passed on, and counts as unchanged: Σ q stays the sum of the latest finite
-    gradients. In an attachment, all ranks then keep their q and g.
+    A gradient that is not finite is passed on and counts as unchanged, so that Σ q stays the sum of the latest finite
+    gradients. In an attachment, the state (q and g) of all ranks then stays as it was.
     """
 
     keeps: ClassVar[bool] = True
@@ -123,9 +124,9 @@ def gradient_tracking(topology: Topology | None = None, order: Literal["awc", "a
 
 @dataclass(frozen=True, repr=False)
 class ExactDiffusion(OnGraph):
-    """X ← A (x + c);  c ← X − x;  x ← X,  for x the weights after a local step and A = (I + W)/2.
+    """X ← A (x + c);  c ← X − x;  x ← X,  for x the weights after a local step, W the mixing matrix, A = (I + W)/2.
 
-    c is fp32 at least. An X that is not finite is passed on, and c is kept.
+    c is in fp32 or wider. An X that is not finite is passed on, and c does not change.
     """
 
     keeps: ClassVar[bool] = True
@@ -172,8 +173,8 @@ def exact_diffusion(topology: Topology = Ring()) -> Rule:
 class QuasiGlobalMomentum(OnGraph):
     """X⁺ ← W (x − β v);  v ← ν v + (1 − ν) (X − X⁺);  x, X ← X⁺,  for x the weights after a local step from X.
 
-    With `nesterov`, the first v is replaced by β v + X − x. The state holds X and v, in fp32 at least; β is `momentum`,
-    ν is `decay`. An X⁺ that is not finite is passed on, and the state does not change.
+    W is the mixing matrix, β is `momentum`, and ν is `decay`. With `nesterov`, the first v is replaced by β v + X − x.
+    The state holds X and v, in fp32 at least. If X⁺ is not finite, it is passed on, and the state does not change.
     """
 
     momentum: Decay = 0.9
@@ -207,14 +208,14 @@ class QuasiGlobalMomentum(OnGraph):
 def quasi_global_momentum(
     topology: Topology | None = None, momentum: float = 0.9, decay: float = 0.9, nesterov: bool = False
 ) -> Rule:
-    """Train by decentralized SGD with a momentum that stays similar on all ranks on non-IID data.
+    """Train by decentralized SGD with a momentum that stays similar on all ranks even if their data are non-IID.
 
     Use plain SGD, without momentum. Sends the weights, in fp32 at least, to each neighbour. Costs memory for two copies
     of the weights.
 
     Args:
         topology: doubly stochastic, as in `decentralized`. None: `OnePeerExact()`.
-        momentum: β, the share of the momentum in a step, from 0 to below 1; 0 is ATC.
+        momentum: β, the share of the momentum in a step, from 0 to below 1; with 0, this is `decentralized` (ATC).
         decay: ν, the decay of the momentum, from 0 to below 1.
         nesterov: use Nesterov's momentum, which was best in the paper.
     """

@@ -2,7 +2,7 @@
 
 **decentralized.** Decentralized SGD: each rank averages its own weights x_r with the weights of a few other ranks.
 
-For X the weights of all ranks, a row each, W the mixing matrix of the round, and d the optimizer's direction:
+For X the weights of all ranks, a row each, W the mixing matrix of the round, and γ d(g(X)) the optimizer's step:
 
     awc   X ← W X − γ d(g(X))         adapt while communicating: the exchange overlaps forward and backward
     atc   X ← W (X − γ d(g(X)))       adapt, then communicate: smaller error, no overlap
@@ -12,8 +12,8 @@ Takezawa et al. 2023, arXiv:2305.11420 (the exact mean for every number of ranks
 
 **push_sum.** Stochastic gradient push: gossip on directed graphs. A rank may send to ranks that do not send to it.
 
-For z_r the weights of rank r, A the column-stochastic matrix of the round, and p_r the push-sum weight of rank r, 1 at
-first:
+For z_r the weights of rank r, A the column-stochastic matrix of the round, p_r the push-sum weight of rank r (1 at
+first), and γ d(g(z)) the optimizer's step:
 
     u ← p z − γ d(g(z))            the local step, taken by the optimizer
     u ← A u;     p ← A p           Σ u and Σ p do not change
@@ -26,11 +26,11 @@ Push-sum: Kempe, Dobra and Gehrke 2003, "Gossip-Based Computation of Aggregate I
 doi:10.1109/SFCS.2003.1238221. With gradients: Nedić and Olshevsky 2016, "Stochastic Gradient-Push for Strongly Convex
 Functions on Time-Varying Directed Graphs", arXiv:1406.2075; Assran et al. 2019 (SGP), arXiv:1811.10792.
 
-**low_precision_decentralized.** DCD-SGD: ranks send compressed differences from replicas that their neighbours know.
+**low_precision_decentralized.** DCD-SGD: each rank has a replica of its weights and sends its compressed changes.
 
 For r_i the replica of rank i, W the mixing matrix, x_i the weights after a local step, and Q the compressor: rank i
-sends only q_i, the compressed difference. It keeps its own r_i and the sum s_i = Σ_{j ≠ i} w_ij r_j, to which it adds
-w_ij q_j for each neighbour j: two copies of the model for any number of neighbours.
+sends only q_i, the compressed change of r_i. It keeps r_i and the sum s_i = Σ_{j ≠ i} w_ij r_j, to which it adds
+w_ij q_j for each neighbour j. These are two copies of the model for any number of neighbours.
 
     q_i ← Q(x_i − r_i + (W r)_i − r_i);   r_i ← r_i + q_i;   x_i ← r_i
 
@@ -40,9 +40,9 @@ Tang et al. 2018, "Communication Compression for Decentralized Training" (DCD-PS
 
     q_i ← Q(x_i − r_i);   r_i ← r_i + q_i;   x_i ← x_i + γ ((W r)_i − r_i)
 
-W may change from round to round. Only ranks that hear rank i in a round get its q_i, and other ranks may hear it in
-the next one, so each round has its own r_i and s_i. With `OnePeerExact()`, a rank sends one compressed message a step
-for any number of ranks; for n a power of two, it keeps 2 log₂ n copies of the weights.
+W may change from round to round. Rank i sends q_i only to its neighbours in this round, and may have other neighbours
+in the next round; so each round has separate r_i and s_i. With `OnePeerExact()`, a rank sends one compressed message a
+step for any number n of ranks; for n a power of two, it keeps 2 log₂ n copies of the weights.
 
 Koloskova, Stich and Jaggi 2019, "Decentralized Stochastic Optimization and Gossip Algorithms with Compressed
 Communication", arXiv:1902.00340.
@@ -77,9 +77,9 @@ from ..topology import OnePeerExact, Ring, Topology
 
 @checked
 def decentralized(topology: Topology | None = None, order: Literal["awc", "atc"] = "awc", every: Every = 1) -> Rule:
-    """Average weights with this round's neighbours.
+    """Train by decentralized SGD: in each exchange, a rank averages its weights with its neighbours' weights.
 
-    Sends the weights to each neighbour, for any number of ranks.
+    Sends the weights to each neighbour.
 
     Args:
         topology: the graph; its matrices must be doubly stochastic. None: `OnePeerExact()`, which sends at most one
@@ -95,7 +95,7 @@ def decentralized(topology: Topology | None = None, order: Literal["awc", "atc"]
 class PushSum(OnGraph):
     """u ← A (p z + x − z);  p ← A p;  z ← u / p;  x ← z,  for x the weights after a local step from z.
 
-    The state holds z, in fp32 at least, and p (n,) in fp64. A z that is not finite is passed on and not kept.
+    A is the matrix of the round. The state is z, in fp32 at least, and p (n,) in fp64; z changes to finite values only.
     """
 
     copies: ClassVar[float] = 6
@@ -132,7 +132,7 @@ class PushSum(OnGraph):
 
 @lru_cache(maxsize=256)
 def matrix_of(topology: Topology, size: int, round: int) -> Tensor:
-    """Return A (size, size) of one round, in fp64."""
+    """Return the matrix A (size, size) of a round, in fp64."""
     return torch.from_numpy(topology.matrix(size, round))
 
 
@@ -140,7 +140,7 @@ def matrix_of(topology: Topology, size: int, round: int) -> Tensor:
 def push_sum(topology: Topology, every: Every = 1) -> Rule:
     """Train by decentralized SGD on a directed graph, which may change from round to round.
 
-    Sends the weights, in fp32 at least, to each rank that hears this one. Costs memory for a copy of the weights.
+    Sends the weights, in fp32 at least, to each out-neighbour. Costs memory for a copy of the weights.
 
     Args:
         topology: column-stochastic, such as `FromDigraph(…)`, or doubly stochastic.
@@ -150,7 +150,7 @@ def push_sum(topology: Topology, every: Every = 1) -> Rule:
 
 
 class Piece(NamedTuple):
-    """A piece of the weights of a rank, and of its replicas in one round of the period."""
+    """A piece of a rank's weights, and the same piece of the replicas for one round of the period."""
 
     x: Tensor
     r: Tensor  # its own replica
@@ -165,7 +165,7 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, repr=False)
 class Gossip(OnGraph):
-    """The common part of DCD and CHOCO: replicas that compressed changes update."""
+    """The common base of DCD and CHOCO: gossip with replicas, to which compressed changes are added."""
 
     compressor: Compressor = MinMaxUInt8()
     elementwise: ClassVar = {"replica": "anew", "neighbors": "anew"}  # Σ over other ranks would be another sum
@@ -175,7 +175,7 @@ class Gossip(OnGraph):
         return 64
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
-        """Set the replicas of every round of the period to the weights, which ranks send here uncompressed."""
+        """Return a replica of the weights for each round of the period. Ranks send these replicas uncompressed."""
         self.prepare(bucket.flat, comm)
         x = bucket.flat.to(torch.promote_types(bucket.flat.dtype, torch.float32))
         state: State = {"replica": {}, "neighbors": {}}
@@ -186,7 +186,7 @@ class Gossip(OnGraph):
         return state
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
-        """Send Q(change) in pieces. Mix each piece when the bytes of all neighbours have arrived."""
+        """Send the compressed change in pieces. Mix each piece when the bytes of all neighbours have arrived."""
         comm.note(self.compressor, self.compressor)
         if comm.size == 1:
             return x
@@ -220,9 +220,9 @@ class Gossip(OnGraph):
         return x
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of row(N) to each of k neighbours, in pieces.
+        """Return the cost of sending row(N) bytes to each of k neighbours, in pieces.
 
-        q = N (compress + (k + 1) decompress) and 7 + 2 k copies.
+        q = N (compress + (k + 1) decompress) + 7 + 2 k copies, with the letters of `baguakit.costs`.
         """
         n, N, c = place.ranks, load.values, self.compressor
         if n == 1:
@@ -241,14 +241,14 @@ class Gossip(OnGraph):
         raise NotImplementedError
 
     def _decompressed(self, packed: Tensor, like: Tensor, new: New) -> Tensor:
-        """Return the change of a piece as the neighbours decompress it."""
+        """Return the decompressed change of a piece, equal on the rank that sent it and on its neighbours."""
         out = new(like).view(1, -1)
         return self.compressor._unchecked_decompress(packed, like.numel(), out.dtype, out)[0]
 
     def _follow(self, here: Piece, q: Tensor, received: dict[int, Tensor], new: New) -> None:
         """Add to each replica the change that its rank sent: q to this rank's, `received` to the neighbours'.
 
-        A change that is not finite is added to no replica, on any rank: all ranks decide from the same bytes.
+        A change that is not finite is added to no replica. All ranks do the same, because they test the same bytes.
         """
         here.r.add_(zero_unless_finite(q))
         for peer, packed in received.items():
@@ -263,7 +263,7 @@ def zero_unless_finite(q: Tensor) -> Tensor:
 
 @dataclass(frozen=True, repr=False)
 class DifferenceCompression(Gossip):
-    """DCD:  q ← Q(x − r + W r − r);  r ← r + q;  x ← r."""
+    """DCD:  q ← Q(x − r + W r − r);  r ← r + q;  x ← r;  see the module for the letters."""
 
     needs = ("static", "symmetric", "doubly_stochastic")
     refusal = (
@@ -295,7 +295,7 @@ def low_precision_decentralized(
 
 @dataclass(frozen=True, repr=False)
 class Choco(Gossip):
-    """CHOCO, with a replica r for each round of W's period:  q ← Q(x − r);  r ← r + q;  x ← x + γ (W r − r)."""
+    """CHOCO:  q ← Q(x − r);  r ← r + q;  x ← x + γ (W r − r);  each round has its own r. See the module."""
 
     gamma: Annotated[float, Range(above=0, most=1)] = 0.5
     needs = ("doubly_stochastic",)
@@ -322,15 +322,15 @@ class Choco(Gossip):
 def choco(
     topology: Topology = Ring(), compressor: Compressor = MinMaxUInt8(), gamma: float = 0.5, every: Every = 1
 ) -> Rule:
-    """Train by decentralized SGD with any compressor (CHOCO): gossip does not change the mean over ranks.
+    """Train by decentralized SGD with any compressor (CHOCO): gossip does not change the mean of the weights.
 
     `choco(OnePeerExact(), gamma=1.0)` sends one byte per weight and step; `bytegrad` sends 2 (n − 1)/n bytes.
 
     Args:
-        topology: doubly stochastic. Costs two copies of the weights for each round of its period, at most 64 rounds.
+        topology: doubly stochastic, with a period of at most 64 rounds. Each round costs two copies of the weights.
         compressor: any. A coarser compressor needs a smaller gamma.
         gamma: the step size γ towards the neighbours, above 0 and at most 1; 1 without compression is ATC. With
-            TopK(0.05) begin at 0.3; if `consensus_distance()` keeps growing, it is too large.
+            TopK(0.05) begin at 0.3; if `consensus_distance()` keeps growing, γ is too large.
         every: as in `low_precision_decentralized`.
     """
     return after_step(Choco(topology, compressor, gamma=gamma), every=every)

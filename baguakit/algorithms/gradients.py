@@ -1,35 +1,35 @@
 """Means of gradients: exact, in 8 bits, of their largest entries, of their changes, and of Adam's momentum.
 
-For g_r the gradient of rank r at the common weights x, and Q the compressor:
+For n ranks, g_r the gradient of rank r at the common weights x, Q the compressor, and γ d(·) the optimizer's step:
 
     x ← x − γ d( (1/n) Σ_r g_r )                  gradient_allreduce: the exact mean
     x ← x − γ d( Q( (1/n) Σ_r Q(g_r) ) )          bytegrad: the mean in 8 bits
 
-**top_k.** Sparse gradients: each rank sends the entries that matter most, and keeps the rest for later.
+**top_k.** Sparse gradients: each rank sends the largest entries, and adds the error e_r to its next gradient.
 
     y_r ← g_r + β e_r;     x ← x − γ d( (1/n) Σ_r top(y_r) );     e_r ← y_r − top(y_r)
 
-where top keeps the largest entries of each chunk, and compresses their values if `values` is given.
+where top keeps the largest entries of each chunk, and compresses their values if `values` is given; β is the decay.
 
 Stich, Cordonnier and Jaggi 2018, "Sparsified SGD with Memory", arXiv:1809.07599; Lin et al. 2017, "Deep Gradient
 Compression: Reducing the Communication Bandwidth for Distributed Training", arXiv:1712.01887; with chunks, `values` and
 `decay`, Sarfi et al. 2025 (SparseLoCo), arXiv:2508.15706.
 
-**ef21.** Each rank sends the change since its last estimate, so that the error vanishes with any compressor.
+**ef21.** Each rank sends the compressed error of an estimate of its gradient; the error vanishes with any compressor.
 
-For h_r the estimate of g_r, 0 at first, and ⟨·⟩ the mean over ranks:
+For h_r the estimate of g_r, 0 at first, v_r the gradient with the momentum μ, and ⟨·⟩ the mean over ranks:
 
     v_r ← μ v_r + (1 − μ) g_r                         v_r = g_r without momentum
     q_r ← Q(v_r − h_r);    h_r ← h_r + q_r
     h   ← h + ⟨q_r⟩;       x ← x − γ h                h = ⟨h_r⟩, the same on all ranks
 
-If ‖Q(y) − y‖² ≤ (1 − α) ‖y‖², constant gradients have ‖g_r − h_r‖² ≤ (1 − α)ᵗ ‖g_r‖² after t steps;
-top-k has α = ratio. Error feedback (`top_k`) sends Q(g + e) instead: all that was ever computed arrives, and a noise of
+If ‖Q(y) − y‖² ≤ (1 − α) ‖y‖² for all y, constant gradients have ‖g_r − h_r‖² ≤ (1 − α)ᵗ ‖g_r‖² after t steps; top-k
+has α = ratio. Error feedback (`top_k`) sends Q(g + e) instead. All gradients then arrive at some time, but a noise of
 the size of e remains.
 
 A rank keeps h_r and h, and v_r with momentum. The q_r of all ranks are gathered, and added one rank after another, so
-that h is the mean of the h_r. `TrackedMean(CompressedMean(Q))` sends less where ranks are many and Q is dense, but its
-error shrinks only if (1 − α)(1 + n) < 1, as with 8 bits.
+that h is the mean of the h_r. With many ranks and a dense Q, `TrackedMean(CompressedMean(Q))` sends fewer bytes, but
+the error shrinks only if (1 − α)(1 + n) < 1, which holds for 8 bits.
 
 Richtárik, Sokolov and Fatkhullin 2021, "EF21: A New, Simpler, Theoretically Better, and Practically Faster Error
 Feedback", arXiv:2106.05203; with momentum, Fatkhullin, Tyurin and Richtárik 2023, "Momentum Provably Improves Error
@@ -37,7 +37,8 @@ Feedback!", arXiv:2305.15155.
 
 **qadam.** Adam whose variance is frozen after a warm-up, so that its momentum can be averaged in few bits.
 
-For g the mean gradient, g_r that of rank r, t = 1, 2 … the optimizer step, T the length of the warm-up:
+For g the mean gradient, g_r the gradient of rank r, t = 1, 2 … the optimizer step, T the length of the warm-up, m and v
+Adam's momentum and variance, and β₁, β₂ and ε Adam's constants:
 
     t ≤ T    m ← β₁ m + (1 − β₁) g                  v ← β₂ v + (1 − β₂) g²           (exact Adam)
     t > T    m ← Q-mean over r of (β₁ m + (1 − β₁) g_r)                              (v stays)
@@ -47,8 +48,8 @@ d replaces the gradient, and a plain `SGD(lr)` then takes Adam's step. Its `weig
 Adam's own decay, which is added to the gradient before the moments, add ½ λ Σ w² to the loss.
 
 Tang et al. 2021, "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed",
-arXiv:2102.02888; Gan et al. 2021, arXiv:2107.01499. Not in these papers: d is clamped to |d| ≤ (1 − β₁)/√(1 − β₂) for
-t > T. Adam's d is never larger, but compression errors divided by a small frozen v could be.
+arXiv:2102.02888; Gan et al. 2021, arXiv:2107.01499. Unlike in these papers, d is clamped for t > T to Adam's bound
+|d| ≤ (1 − β₁)/√(1 − β₂), because a compression error divided by the root of a small frozen v could be larger.
 """
 
 from collections.abc import Mapping
@@ -74,7 +75,7 @@ from ..stages.means import Around
 
 @checked
 def gradient_allreduce(*, delay: int = 0) -> Rule:
-    """Average gradients exactly, as `DistributedDataParallel` computes it.
+    """Average gradients exactly, as `DistributedDataParallel` does.
 
     Sends 2 (n − 1)/n times the size of the gradients in each step.
 
@@ -111,13 +112,13 @@ def top_k(ratio: float = 0.01, chunk: int = 4096, values: Compressor | None = No
     """Average the gradient's entries of largest magnitude, a share `ratio` on each rank, with error feedback.
 
     Sends (n − 1) (b + log₂(chunk) / 8) bytes for each entry kept: b bytes for its value (4 in fp32, or the bytes of a
-    value in `values`), and 12 bits for its position by default. Costs an fp32 copy of the gradients. Deterministic:
-    contributions are added one rank after another.
+    value in `values`), and 12 bits for its position by default. Costs an fp32 copy of the gradients. The result is
+    deterministic, because entries are added one rank after another.
 
     Args:
         ratio: the share of each chunk's entries that a rank sends; above 0 and at most 1.
         chunk: how many entries a chunk has: a power of two, 64 to 4096.
-        values: how the entries sent are compressed, a dense format such as `UInt2()`; None: in fp32.
+        values: the compressor of the sent values, a dense one such as `UInt2()`; None sends fp32.
         decay: β, the decay of the error, from 0 to 1. With less than 1, entries that are not sent fade out.
     """
     return during_backward(ErrorFeedback(SparseMean(TopK(ratio, chunk, values)), decay))
@@ -127,8 +128,8 @@ def top_k(ratio: float = 0.01, chunk: int = 4096, values: Compressor | None = No
 class TrackedMean(Around):
     """h_r ← h_r + q_r;  h ← h + ⟨q_r⟩;  x ← h,  for q_r the part of v_r − h_r that `inner` sends.
 
-    Its state is fp32 for any dtype of x. If a result is not finite, it is passed on, and no rank changes its state.
-    With one rank, x ← v.
+    The letters are those of `ef21` in the module. With one rank, x ← v. The state is fp32 for any dtype of x. If a
+    result is not finite, it is passed on, and no rank changes its state.
 
     Args:
         inner: a lossy average, such as `SparseMean(TopK(0.01))`.
@@ -181,7 +182,7 @@ class TrackedMean(Around):
 
 @checked
 def ef21(compressor: Compressor = TopK(0.01), momentum: float = 0.0) -> Rule:
-    """Average gradients: ranks send compressed changes, with an error that vanishes (EF21).
+    """Average gradients through compressed changes of an estimate; the compression error vanishes (EF21).
 
     Sends (n − 1) times the packed gradients, by default (n − 1) · 0.055 bytes a value. Costs memory for two fp32 copies
     of the gradients, and one more with momentum. Attach it to plain SGD, or to any optimizer without momentum.
@@ -196,7 +197,7 @@ def ef21(compressor: Compressor = TopK(0.01), momentum: float = 0.0) -> Rule:
 
 @dataclass(frozen=True, repr=False)
 class AdamDirection(Stage):
-    """Adam's direction from gradients; see the module for the equations."""
+    """Adam's direction d from gradients; see `qadam` in the module for the equations."""
 
     warmup_steps: Positive
     betas: tuple[float, float] = (0.9, 0.999)
@@ -248,7 +249,7 @@ class AdamDirection(Stage):
             return x.copy_(torch.where(ok, d, torch.nan))  # the clamp would hide an infinite value
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost after the warm-up: the cost of `CompressedMean` in fp32, and 10 copies."""
+        """Return the cost after the warm-up: the cost of `CompressedMean` in fp32, plus that of 10 copies."""
         return CompressedMean(self.compressor).cost(load.fp32, place) + place.copies(10, load.fp32.size)
 
 
@@ -267,7 +268,7 @@ def qadam(
 
     Args:
         warmup_steps: T, at least 1; long enough for the variance to settle.
-        betas, eps: of Adam; betas from 0 to below 1, `eps` above 0.
+        betas, eps: Adam's constants; betas from 0 to below 1, `eps` above 0.
         compressor: the compressor of the momentum. It must keep zeros, or parameters without a gradient would move.
         error_feedback: add the compression error of one step to the momentum of the next.
     """

@@ -1,29 +1,29 @@
 """Local steps: ranks train alone, and average their weights only at intervals.
 
-**local_sgd.** Train alone for some steps, then average the weights.
+**local_sgd.** Train alone for H steps, then average the weights x_r of the n ranks.
 
-    x_r ← x_r − γ d(g_r(x_r))                     in every step
-    x_r ← (1/n) Σ_j x_j                           after every H-th
+    x_r ← x_r − γ d(g_r(x_r))                     in every step; γ d(·) is the step of the optimizer for the gradients
+    x_r ← (1/n) Σ_j x_j                           after every H-th step
 
 Stich 2018, "Local SGD Converges Fast and Communicates Little", arXiv:1805.09767; post-local SGD: Lin et al. 2018,
-"Don't Use Large Mini-Batches, Use Local SGD", arXiv:1808.07217. Rounds that grow as the learning rate γ falls,
-`every=lambda step: max(H, int((α / γ(step)) ** 2))`: Gu et al. 2024, "A Quadratic Synchronization Rule for Distributed
+"Don't Use Large Mini-Batches, Use Local SGD", arXiv:1808.07217. For rounds that grow as the learning rate γ falls, pass
+`every=lambda step: max(H, int((c / γ(step)) ** 2))`: Gu et al. 2024, "A Quadratic Synchronization Rule for Distributed
 Deep Learning", arXiv:2310.14423.
 
 **async_model_average.** Ranks train at their own pace, and their weights are averaged in the background.
 
     x_r ← x_r − γ d(g_r(x_r))                              in every step, without waiting
-    x_r ← x_r + (1/|A|) Σ_{j in A} x̂_j − x̂_r              whenever a flight arrives
+    x_r ← x_r + (1/|A|) Σ_{j in A} x̂_j − x̂_r              when an exchange ends
 
-x̂_j are the weights of rank j at launch, and A the ranks that still train. The progress made during the flight is kept.
+x̂_j are the weights of rank j at launch; A is the set of ranks that still train. Progress during the exchange is kept.
 Gan et al. 2021, "BAGUA", arXiv:2107.01499, section 3.
 
-**diloco.** Local steps, then a step of an outer optimizer. Its gradient is the mean distance from the anchor.
+**diloco.** Local steps, then a step of an outer optimizer, with the mean progress of the ranks as its gradient.
 
 For a the anchor, the weights that all ranks last agreed on, and H local steps between exchanges:
 
     x_r ← x_r − γ d(g_r(x_r))                     in every step
-    Δ   ← (1/n) Σ_r (a − x_r)                     after every H-th
+    Δ   ← (1/n) Σ_r (a − x_r)                     after every H-th step
     a   ← outer optimizer's step on a with gradient Δ
     x_r ← a
 
@@ -44,11 +44,11 @@ Other methods differ in the inner stage, in the outer optimizer, or in the user'
                                                                 and torch.optim.Muon steps the matrices
     diloco(50, inner=N, lr=0.7, momentum=0.5)                   NoLoCo: N = NeighborMean(RandomMatching(seed))
 
-* *Streaming DiLoCo* sends E3M0, a float of 4 bits (as many as `UInt4()`), and a fragment has three layers.
+* *Streaming DiLoCo* in the paper sends E3M0, a float of 4 bits (`UInt4()` has 4, too); a fragment has three layers.
 * *MuLoCo* with several ranks and H = 1 averages orthogonalised updates, which is not Muon on the mean gradient.
-* *NoLoCo* has a step size β for the differences and γ for the mixing of the anchors. Here, as in its code, β = γ.
-* *CO2* is **not** `diloco(H, delay=H)`: its result overwrites the weights when it lands, and the local progress during
-  the flight counts in the next mean.
+* *NoLoCo* has a step size β for the differences and γ for the mixing of anchors. In its code and in `diloco`, β = γ.
+* *CO2* is **not** `diloco(H, delay=H)`. In CO2 the result overwrites the weights when it lands, and the local progress
+  made during the exchange is part of the next mean.
 
 Wang et al. 2019, "SlowMo: Improving Communication-Efficient Distributed SGD with Slow Momentum", arXiv:1910.00643;
 Douillard et al. 2025, "Streaming DiLoCo with overlapping communication: Towards a Distributed Free Lunch",
@@ -77,7 +77,7 @@ from ..stages.means import Around
 
 @checked
 def local_sgd(every: Every = 8, start: Bound = 0) -> Algorithm:
-    """Average the weights after every `every` steps. Sends 2 (n − 1)/n times their size, divided by `every`, per step.
+    """Average the weights once in `every` steps. Sends 2 (n − 1)/n times their size, divided by `every`, per step.
 
     Args:
         every: H, the number of local steps between averages; or a function as in `bk.after_step`.
@@ -106,8 +106,8 @@ def async_model_average(warmup_steps: Natural = 0, interval: float = 0.0) -> Alg
 class OuterStep(Around):
     """Δ ← inner(a − x);  a ← a step of `optimizer` on a with gradient Δ;  x ← a.
 
-    If `inner` does not give all ranks the same result, each rank has its own anchor, and Δ ← a − inner(x) reduces their
-    differences. If a result is not finite, it is passed on, and the anchor and the optimizer's state do not change.
+    The anchor is a. If `inner` gives ranks different results, each rank has its own anchor, and Δ ← a − inner(x) brings
+    the anchors closer. If a result is not finite, it is passed on, and the anchor and the state do not change.
 
     Args:
         optimizer: a class of torch.optim, or a subclass of Optimizer.
@@ -152,7 +152,7 @@ class OuterStep(Around):
                 stepped.grad = a - self.inner(new(a).copy_(x), state["inner"], comm)
             optimizer = self.optimizer([stepped], **dict(self.options))
             if x.is_cuda and "capturable" in optimizer.defaults and "capturable" not in dict(self.options):
-                # Only the device knows whether a step is taken. Counting steps on the host would synchronize.
+                # The device tests whether the step is kept; a host that counts steps would wait for this test.
                 optimizer.param_groups[0]["capturable"] = True
             optimizer.state[stepped] = {name: new(value).copy_(value) for name, value in outer.items()}
             optimizer.step()
@@ -191,8 +191,8 @@ def diloco(
 
     Args:
         every: H, the number of local steps; or, with one fragment, a function as in `bk.after_step`.
-        optimizer: the class of the outer optimizer. On CUDA the host waits at every flight if this class cannot count
-            its steps on the device (`capturable`), such as Adagrad.
+        optimizer: the class of the outer optimizer. On CUDA the host waits in every exchange if this class (such as
+            Adagrad) cannot count its steps on the device, with the option `capturable`.
         inner: the average of anchor − weights; `ErrorFeedback(CompressedMean())` sends a quarter of the bytes.
         delay: the number of steps after which the result is applied; training continues meanwhile.
         fragments: the number of fragments of similar size that weights are divided into.

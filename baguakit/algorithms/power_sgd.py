@@ -1,6 +1,6 @@
 """PowerSGD: average matrices through two thin factors, computed by one power iteration per step.
 
-For M_r the gradient of a weight matrix (m × k) on rank r, and Q (k × rank) from the previous step:
+For M_r the gradient of a weight matrix (m × k) on rank r, P (m × `rank`), and Q (k × `rank`) from the previous step:
 
     P    ← orthogonalize( (1/n) Σ_r M_r Q )
     Q_rᵀ ← Pᵀ M_r;    Q ← (1/n) Σ_r Q_r
@@ -12,8 +12,8 @@ exactly, in the same message as P.
 Vogels, Karimireddy and Jaggi 2019, "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization",
 arXiv:1905.13727.
 
-Columns are in the order of memory, and so are the rows of Q. In the rare case that the first dimension lies between
-the others in memory, the matrix is copied.
+Columns are in the order of their addresses, and so are the rows of Q. In the rare case that the stride of the first
+dimension is between the strides of other dimensions, the matrix is copied.
 """
 
 import math
@@ -36,21 +36,21 @@ from ..stages.means import Average
 
 
 class MatrixSpan(Span):
-    """The part of a flat tensor with a matrix, of shape (rows, *dimensions of its columns in the order of memory)."""
+    """The part of a flat tensor that holds a matrix: the shape is (rows, *other dimensions, by decreasing stride)."""
 
     def matrix(self, x: Tensor) -> Tensor:
-        """Return the matrix (rows, columns): a view, or a copy if the rows lie between the other dimensions."""
+        """Return the matrix (rows, columns): a view, or a copy if the rows' stride is between the other strides."""
         return self.of(x).flatten(1)
 
     def put_(self, x: Tensor, matrix: Tensor) -> None:
-        """Copy the matrix back into `x` if `matrix` returned a copy."""
+        """Copy `matrix` to its part of `x` if the method `matrix` returned a copy."""
         if self.stride[-1] < self.stride[0] < self.stride[1]:
             self.of(x).copy_(matrix.view(self.shape))
 
 
 @dataclass(frozen=True, repr=False)
 class LowRankMean(Declared, Average):
-    """The mean of matrices through factors of `rank` columns; see the module for the equations."""
+    """The mean of matrices through factors with `rank` columns; see the module for the equations."""
 
     rank: Positive
     lossy: ClassVar[bool] = True
@@ -60,7 +60,7 @@ class LowRankMean(Declared, Average):
         return True
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
-        """Return `layout`, the `MatrixSpan` of each matrix, and `q`, the factor of each."""
+        """Return the state: the `MatrixSpan` of each matrix in `layout`, and the factor Q of each matrix in `q`."""
         if not bucket.params and bucket.flat.numel():
             raise ValueError(f"{self!r} works on matrices and was given a bare tensor; give it a Bucket of parameters")
         layout: list[MatrixSpan] = []
@@ -94,7 +94,7 @@ class LowRankMean(Declared, Average):
             return x
         wide, known = x.float(), [state["q"][str(i)] for i in range(len(layout))]  # wide is x itself, if that is fp32
         matrices = [span.matrix(wide) for span in layout]
-        vectors = exact if wide is x else []  # in the message of the P
+        vectors = exact if wide is x else []  # are sent in one message with all P
         shapes = [piece.shape for piece in vectors]
         shapes += [torch.Size((span.shape[0], factor.shape[1])) for span, factor in zip(layout, known, strict=True)]
         # On CPUs, Q is sent as Qᵀ = Pᵀ M, because Mᵀ P takes three times as long.
@@ -137,7 +137,7 @@ class LowRankMean(Declared, Average):
         return x
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of two means (vectors and m × r values, then k × r values) and of 6 copies."""
+        """Return the cost of two means, one of the vectors and the P, one of the Q, and of 6 copies."""
         if place.ranks == 1:
             return Cost()
         matrices = [(s[0], math.prod(s[1:])) for s in load.shapes if len(s) > 1]
@@ -149,11 +149,11 @@ class LowRankMean(Declared, Average):
 
 
 def orthonormal(matrices: list[Tensor], together: bool) -> list[Tensor]:
-    """Return matrices with orthonormal columns that span the columns of `matrices`, each (m, k) with m ≥ k in fp32.
+    """Return, for each of `matrices` (m, k) with m ≥ k in fp32, a matrix whose orthonormal columns span its columns.
 
-    Columns that are zero or depend on others are replaced by orthonormal ones: Householder reflections complete the
-    basis. So a factor that was zero gets a direction again. With `together`, matrices of one shape are factored in one
-    call, for fewer calls on a GPU; on a CPU the last bits would depend on the addresses of the matrices.
+    A column that is zero or depends on other columns becomes a new orthonormal column, because Householder reflections
+    complete the basis. With `together`, matrices of the same shape are factored in one call, which is faster on a GPU.
+    On a CPU, the last bits of the result would then depend on the addresses of the matrices.
     """
     if not together:
         return [torch.linalg.qr(each).Q for each in matrices]
@@ -175,7 +175,7 @@ def between(x: Tensor, layout: list[MatrixSpan]) -> list[Tensor]:
 
 
 def copy_all_(to: list[Tensor], source: list[Tensor]) -> None:
-    """Copy tensors in one launch. The lists may be empty."""
+    """Copy the tensors of `source` to those of `to`, in one launch. The lists may be empty."""
     if to:
         torch._foreach_copy_(to, source)
 

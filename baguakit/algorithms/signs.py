@@ -2,39 +2,39 @@
 
 Majority votes: each rank sends the signs of its momentum, and all step by the sign that most ranks sent.
 
-For g_r the gradient of rank r at the common weights x, and m_r its own momentum, 0 at first:
+For g_r the gradient of rank r at the common weights x, m_r the momentum of rank r (0 at first), and γ the step size:
 
     v_r ← sign(β₁ m_r + (1 − β₁) g_r)
     d   ← sign(Σ_r v_r)
     m_r ← β₂ m_r + (1 − β₂) g_r;     x ← x − γ d
 
-With β₁ = β₂, v_r is the sign of the new momentum, and this is Signum; otherwise it is Lion. On one rank it is exactly
-that optimizer. A rank with a large gradient has one vote, as every other rank.
+With β₁ = β₂, v_r is the sign of the new momentum, and this is Signum; otherwise it is Lion. On one rank it is
+exactly Signum or Lion. Each rank has one vote, however large its gradient is.
 
 d replaces the gradient, and a plain `SGD(lr)` takes the step. Its `weight_decay` λ is decoupled, as in both papers:
 x ← (1 − γ λ) x − γ d. Do not clip gradients: d is −1, 0 or 1, and clipping would scale it.
 
 sign(0) = 0, and a tie gives 0: a weight that has no gradient on any rank does not move. Lion's published code takes
-−1 in both cases. A byte holds five signs, since 3⁵ = 243; codes from 243 on mark values that are not finite. That is
-1.6 bits a value, sent to the owner of a shard, which counts the votes and sends the result back.
+−1 in both cases. A byte holds five signs (1.6 bits a value), since 3⁵ = 243; a byte from 243 on marks values that are
+not finite. Each rank owns a shard: it receives and counts the votes on the shard, and sends the result to all ranks.
 
 Bernstein et al. 2018, "signSGD: Compressed Optimisation for Non-Convex Problems", arXiv:1802.04434; Bernstein et al.
 2018, "signSGD with Majority Vote is Communication Efficient And Fault Tolerant", arXiv:1810.05291; Liu et al. 2024,
 "Communication Efficient Distributed Training with Distributed Lion", arXiv:2404.00438.
 
-**decoupled_momentum.** DeMo: each rank sends the largest cosine coefficients of its momentum, and subtracts them.
+**decoupled_momentum.** DeMo: each rank subtracts the largest cosine coefficients from its momentum, and sends them.
 
-For T the cosine transform of blocks, and top the function that keeps the largest coefficients of each chunk:
+For T the cosine transform of blocks, top the function that keeps the largest coefficients of each chunk, and n ranks:
 
     m_r ← β m_r + g_r
     q_r ← top(T m_r);    m_r ← m_r − Tᵀ q_r
     d   ← Tᵀ (1/n) Σ_r q_r;    x ← x − γ sign(d)
 
-This is error feedback with the decay β on cosine coefficients, and then a sign. The residual is the momentum.
+This is error feedback with the decay β on cosine coefficients, followed by a sign. The residual is the momentum.
 
 T is the orthonormal DCT-II, Tᵀ T = 1. A matrix is cut in blocks of h × w; h and w are the largest divisors of its sides
-up to 64. A vector is a matrix of one row. A tensor of more dimensions is a matrix with its outermost dimension in
-memory as rows. The largest blocks come first, so that a chunk of 4,096 coefficients is a block of 64 × 64.
+up to 64. A vector is a matrix of one row. In a tensor of more dimensions, the dimension with the largest stride gives
+the rows. The largest blocks come first, so that a chunk of 4,096 coefficients is a block of 64 × 64.
 
 Differences from the published code: the mean is over all ranks, not only over the ranks that sent a coefficient; every
 chunk sends the same share of its coefficients, not the same number; g_r is not multiplied by γ. sign(0) = 0. On one
@@ -69,7 +69,7 @@ NOT_FINITE = 255  # a byte of which one value or more is not finite
 
 @dataclass(frozen=True, repr=False)
 class MajorityVote(Declared, Stage):
-    """v ← sign(β₁ m + (1 − β₁) g);  g ← sign(Σ_r v_r);  m ← β₂ m + (1 − β₂) g.
+    """v ← sign(β₁ m + (1 − β₁) g);  m ← β₂ m + (1 − β₂) g;  g ← sign(Σ_r v_r).
 
     The momentum is fp32 for any dtype of g, and differs by rank. A gradient that is not finite reaches all ranks as
     NaN, and no rank then changes its momentum.
@@ -99,7 +99,7 @@ class MajorityVote(Declared, Stage):
             return x
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost: w = shards of N/n values, scattered and gathered, at 1.6 bits;  q = 18 copies in fp32."""
+        """Return the cost of scattering and gathering N/n values per rank at 1.6 bits, and of 18 copies in fp32."""
         n = place.ranks
         if n == 1:
             return place.copies(12, load.fp32.size)
@@ -112,7 +112,7 @@ def signs_(x: Tensor, out: Tensor) -> Tensor:
 
 
 class Ternary(Compressor):
-    """Rows of fp32 signs, five in a byte; missing signs count as 0. The mean of rows is their majority."""
+    """Rows of fp32 signs, five in a byte; the last byte is padded with 0. The mean of rows is the majority's sign."""
 
     def row_bytes(self, n: int) -> int:
         return -(-n // DIGITS)
@@ -172,7 +172,7 @@ class InCosines(Around):
     """x ← Tᵀ inner(T x), in fp32; on one rank inner(x). See the module for the equations.
 
     Raises:
-        TypeError: `inner` has a state, which could not be carried over to other buckets, or needs shapes.
+        TypeError: `inner` needs shapes, or has a state, which could not be transferred to other buckets.
     """
 
     copies: ClassVar[float] = 60  # three transforms of 20 each, on one thread of a CPU
@@ -203,7 +203,7 @@ class InCosines(Around):
             layout.append(Span(at, blocks.shape, blocks.stride()))
             at += view.numel()
             for side in (h, w):
-                cosines(side, view.device)  # a copy to the device, which no step need wait for
+                cosines(side, view.device)  # copies the matrix to the device before the first step
         layout.sort(key=lambda span: -math.prod(span.shape[2:]))
         return {"layout": layout, "inner": self.inner.init(bucket, comm)}
 
@@ -257,11 +257,11 @@ def transform_(x: Tensor, u: Tensor, layout: list[Span], back: bool = False) -> 
 
 @lru_cache(maxsize=256)
 def cosines(side: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the orthonormal DCT-II of `side` values, C_kj = √(2/s) cos(π k (2 j + 1) / 2 s), its first row / √2."""
+    """Return the DCT-II matrix for s = `side`: C_kj = √(2/s) cos(π k (2 j + 1) / 2 s), with row 0 divided by √2."""
     k, j = torch.arange(side, dtype=torch.float64).unsqueeze(1), torch.arange(side, dtype=torch.float64)
     c = torch.cos(math.pi * k * (2 * j + 1) / (2 * side)) * math.sqrt(2 / side)
     c[0] *= math.sqrt(0.5)
-    c[c.abs() < 1e-12] = 0  # cos(π/2), of which a rounding would have a sign
+    c[c.abs() < 1e-12] = 0  # cos(π/2) is rounded to a small value, which has a sign
     return c.to(device, dtype)
 
 
@@ -269,7 +269,7 @@ def cosines(side: int, device: torch.device, dtype: torch.dtype = torch.float32)
 def decoupled_momentum(
     ratio: float = 1 / 128, beta: float = 0.999, values: Compressor | None = None, sign: bool = True
 ) -> Rule:
-    """Train by signs of the largest cosines of each rank's momentum (DeMo). Attach it to `torch.optim.SGD(params, lr)`.
+    """Train by signs of the ranks' largest cosine coefficients (DeMo). Attach it to `torch.optim.SGD(params, lr)`.
 
     Sends (n − 1) · 5.5 · `ratio` bytes a value, (n − 1)/23 bytes by default. Costs memory for an fp32 copy of the
     gradients, and on a CPU the time of about 60 copies. The `weight_decay` of SGD is decoupled, as in `signum`. Use the
@@ -278,8 +278,8 @@ def decoupled_momentum(
     Args:
         ratio: the share of the coefficients that is sent: 32 of 4,096 by default.
         beta: β, the decay of the momentum, from 0 to 1.
-        values: how the coefficients sent are compressed, such as `UInt2()`; None: in fp32.
-        sign: step by the signs. With False, d is the mean itself, for any optimizer: error feedback in cosines.
+        values: the compressor of the sent coefficients, such as `UInt2()`; None sends fp32.
+        sign: take the sign of the mean. With False, the optimizer gets the mean: error feedback in cosines.
     """
     stage = ErrorFeedback(InCosines(SparseMean(TopK(ratio, values=values))), real("beta", beta, 0, 1))
     return during_backward(Signs(stage) if sign else stage)
