@@ -1,9 +1,9 @@
 """A store in one memory-mapped file per node.
 
 Commits are not synced to disk. The kernel writes the commits of a killed process; but if the machine crashes, the file
-may be inconsistent. So `state.json` in the directory has the boot id of the latest write, and whether all data is on
-disk (`clean`). A process marks the file as not clean before it writes. `close` syncs the file and marks it as clean.
-Both hold LMDB's writer lock. A file that is not clean and comes from another boot is emptied.
+may be inconsistent. So `state.json` in the directory has the id of the boot in which the file was last written, and
+whether all data is on disk (`clean`). A process marks the file as not clean before it writes. `close` syncs the file
+and marks it as clean. A mark is made under LMDB's writer lock. A file not clean since an earlier boot is emptied.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ with suppress(ImportError):  # Windows has no fcntl: LMDBStore is refused there
 NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "afs", "glusterfs"}
 SPARE = 1 << 20  # bytes of the disk that stay free, for state.json
 OWNER = partial(os.open, mode=0o600)  # opens files for the owner only
-READERS = 4096  # the most processes × threads that read at the same time
+READERS = 4096  # the most threads, of all processes, that read at the same time
 
 _environments: dict[Path, Environment] = {}
 _guard = ThreadLock()
@@ -59,11 +59,11 @@ if hasattr(os, "register_at_fork"):
 
 
 class LMDBStore(Store):
-    """A store in a directory on a disk of this node (or in its shared memory), for all processes of the node.
+    """A store in a directory on a disk or in the shared memory of this node, for all processes of the node.
 
     If a process is killed, the store stays readable, and the locks of the process are released. After a crash of the
-    machine the store is empty, unless it had been closed. A full store keeps its samples and takes no new ones: an
-    epoch reads each sample once, so the least recently used sample is the next to be needed. `clear` makes room.
+    machine the store is empty, unless it had been closed. A full store keeps its samples and takes no new ones. It
+    evicts nothing: an epoch reads each sample once, so the least recently used sample is needed next. Use `clear`.
 
     Args:
         path: a directory for this store alone, not on a network file system; created if missing, with access for its
@@ -72,8 +72,8 @@ class LMDBStore(Store):
             larger by an eighth plus 16 MiB.
 
     Raises:
-        ValueError: `path` is on a network file system; other users may write to it (this process would read their
-            data, and run it with `codec=Pickle()`); or it has an LMDB file that is not a store of samples.
+        ValueError: `path` is on a network file system; other users may write to it (and could run code in this process
+            with `codec=Pickle()`); or the directory has an LMDB file that is not a store of samples.
     """
 
     def __init__(self, path: str | os.PathLike[str], capacity_bytes: int = 64 << 30) -> None:
@@ -150,7 +150,7 @@ class LMDBStore(Store):
                 found = cursor.delete()
 
     def close(self) -> None:
-        """Sync the writes of all processes to disk, mark the store as clean, and release it."""
+        """Sync the writes of all processes to disk, mark the store as clean, and close it in this process."""
         try:
             if read_state(self.path) is not None:
                 self._environment().flush()
@@ -162,10 +162,10 @@ class LMDBStore(Store):
 
 
 class Environment:
-    """An LMDB environment, which a process may open once only, and the locks between processes.
+    """An LMDB environment, which a process may open only once, and the file of the locks between processes.
 
-    Each lock locks one byte of a file. The kernel releases all locks of a process when the process ends, or when it
-    closes any descriptor of the file. So each process opens the file only once.
+    Each lock locks one byte of this file. The kernel releases all locks of a process when the process ends or closes
+    any descriptor of the file. So each process opens the file only once.
     """
 
     def __init__(self, store: LMDBStore) -> None:
@@ -195,7 +195,7 @@ class Environment:
         try:
             env: lmdb.Environment = open_it()
             env.reader_check()
-            # The file must hold as many pages as the environment counts.
+            # A file that has fewer pages than the environment says was truncated.
             size = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
             if (self.path / "data.mdb").stat().st_size >= size or env.stat()["entries"] == 0:
                 return env
@@ -212,7 +212,7 @@ class Environment:
         warnings.warn(f"the LMDB store at {self.path} is emptied: {reason}", RuntimeWarning, stacklevel=2)
 
     def mark(self, clean: bool) -> None:
-        """Write to `state.json` whether all data is on disk, unless it says so. The caller holds a lock."""
+        """Write to `state.json` whether all data is on disk, if this changes the file. The caller holds a lock."""
         state = {"format": 1, "boot": boot_id(), "clean": clean}
         if read_state(self.path) != state:
             unfinished = self.path / "state.new"
@@ -224,7 +224,7 @@ class Environment:
 
     @contextmanager
     def transaction(self, write: bool = False) -> Iterator[lmdb.Transaction[bytes]]:
-        """Begin a transaction, which is committed at the end; raise StoreError if it fails."""
+        """Yield a transaction that is committed when the `with` block ends; raise StoreError if the store fails."""
         try:
             with _writing if write else nullcontext(), self.env.begin(write=write) as transaction:
                 if write:
@@ -250,7 +250,7 @@ class Environment:
 
 @contextmanager
 def locked(file: IO[bytes], byte: int) -> Iterator[None]:
-    """Hold the lock of one byte of the file among processes; go on without the lock if waiting would deadlock."""
+    """Lock one byte of `file` in a `with` block, against other processes; if that would deadlock, run without it."""
     with suppress(OSError):
         fcntl.lockf(file, fcntl.LOCK_EX, 1, byte)
     try:
@@ -261,12 +261,12 @@ def locked(file: IO[bytes], byte: int) -> Iterator[None]:
 
 
 def claim_byte(key: bytes) -> int:
-    """Return the byte whose lock is the claim of a key; two keys rarely share one. Byte 0 is the lock of opening."""
+    """Return the position of the byte that `claim(key)` locks; keys rarely share a byte. `Environment` locks byte 0."""
     return 1 + int.from_bytes(blake2b(key, digest_size=7).digest(), "big")
 
 
 def boot_id() -> str | None:
-    """Return the boot id of the machine; None if it is unknown. Commits are then synced."""
+    """Return the id of the current boot of the machine; None if it is unknown, so that every commit must be synced."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -302,7 +302,7 @@ def others_may_write(path: Path) -> str:
 
 
 def file_system(path: Path) -> str:
-    """Return the kind of file system of `path`; "" if it is unknown."""
+    """Return the type of the file system that has `path`, such as "nfs4"; "" if it is unknown."""
     try:
         mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     except OSError:

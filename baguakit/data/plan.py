@@ -1,19 +1,19 @@
-"""The plan of a pass over the data: which rank trains which samples. Pure functions, with equal results on all ranks.
+"""Plan which rank trains which samples in a pass over the data. The functions are pure: all ranks get equal results.
 
-Ranks wait for each other if their costs within a step differ. Samples of similar cost therefore share a step, and
-within a step the most expensive sample goes to the rank with the least work so far. If s_g is the spread of group g
-(largest cost minus smallest), the totals of two ranks never differ by more than max_g s_g: adding a_i ≥ a_j to the
-loads l_i ≤ l_j turns their difference d into d − (a_i − a_j).
+Ranks wait for each other if their costs within a step differ. Samples of similar cost therefore share a step. Steps are
+assigned one by one (see `WIDEST`): the most expensive sample of a step goes to the rank with the least total cost so
+far. Let s_g be the largest minus the smallest cost in step g. Then two totals never differ by more than the largest
+s_g: if ranks i and j have totals l_i ≤ l_j, they get costs a_i ≥ a_j, and l_j − l_i changes by −(a_i − a_j) ≥ −s_g.
 
-A pass is divided again whenever the ranks change. The part between two changes is a *stretch*, in which rank r has
+A pass is divided again whenever the ranks change. The part between two changes is a *stretch*. An item is a sample or a
+batch. In a stretch, rank r has the queue of items
 
     queue_r  =  the items that it drew in earlier stretches and has not trained  +  its items of the plan
 
 When the stretch ends, rank r has trained the first items of its queue and drawn some more. If rank r stays, it keeps
 the items that it has drawn. The samples that nobody has trained or keeps are planned again. Ranks with less work left
-get extra steps first, so that all ranks finish the pass together if the samples suffice:
-
-    behind_r + len(queue_r)  =  the same for all r,    behind_r: the items that rank r still trains in earlier passes
+get extra steps first, so that all ranks finish the pass together if the samples suffice: behind_r + len(queue_r) is
+then equal for all r, where behind_r is the number of items that rank r still trains in earlier passes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import numpy.typing as npt
 Costs = npt.NDArray[np.float64]
 Indices = npt.NDArray[np.int64]
 
-WIDEST = 4096  # groups assigned one by one; other groups, of smaller spread, are assigned at random at once
+WIDEST = 4096  # the most groups that are assigned one by one; the others, of smaller spread, are assigned at random
 
 
 def by_cost(samples: Indices, costs: Costs, random_level: float, rng: np.random.Generator) -> Indices:
@@ -47,10 +47,10 @@ def by_cost(samples: Indices, costs: Costs, random_level: float, rng: np.random.
 
 
 def assign(groups: Indices, costs: Costs, rng: np.random.Generator | None) -> Indices:
-    """Return the groups of samples (g, ranks), each row reordered so that column r is for rank r.
+    """Return `groups` (g, ranks) with each row reordered, so that all columns have nearly equal total cost.
 
-    The columns then have nearly equal total cost. With `rng`, only the `WIDEST` groups with the largest spread of cost
-    are assigned in this way; the other groups are assigned at random first.
+    Column r is for rank r. With `rng`, only the `WIDEST` rows with the largest spread (largest minus smallest cost) are
+    ordered by the totals of the columns so far; before, the other rows are shuffled.
     """
     rows = np.take_along_axis(groups, np.argsort(-costs[groups], axis=1, kind="stable"), axis=1)
     spread = costs[rows[:, 0]] - costs[rows[:, -1]]
@@ -71,7 +71,7 @@ def assign(groups: Indices, costs: Costs, rng: np.random.Generator | None) -> In
 class Limit:
     """The limit of one rank's batch."""
 
-    budget: float | None  # of the cost
+    budget: float | None  # the largest cost
     batch_size: int | None
     padded: bool  # the cost of a batch is its length times its largest cost, not the sum of its costs
 
@@ -85,7 +85,7 @@ class Limit:
         return float(len(batch) * costs[batch].max(initial=0) if self.padded else costs[batch].sum())
 
     def most(self, samples: Indices, costs: Costs, ranks: int) -> int:
-        """Return an upper bound on how many samples per rank, from the front of `samples`, fit; at least 1."""
+        """Return a bound, at least 1, on the samples per rank that a step can take from the front of `samples`."""
         full = min(len(samples) // ranks, self.batch_size or len(samples))
         if self.budget is None:
             return max(1, full)
@@ -108,8 +108,8 @@ Batches = list[Indices]  # one batch for each rank
 def one_step(samples: Indices, costs: Costs, ranks: int) -> Batches:
     """Divide the samples of one step into one batch per rank: lengths differ by at most one, costs by little.
 
-    Longest processing time first (Graham 1969) with equal lengths: the most expensive sample goes to the cheapest
-    batch that is not full. The remaining samples, which are the cheapest, go to the cheapest batches.
+    The method is longest processing time first (Graham 1969) with equal lengths: each sample, the most expensive first,
+    goes to the cheapest batch that is not full. The last samples, fewer than ranks, go to the cheapest batches.
     """
     ordered = samples[np.argsort(-costs[samples], kind="stable")].tolist()
     full = len(ordered) // ranks
@@ -132,9 +132,9 @@ def one_step(samples: Indices, costs: Costs, ranks: int) -> Batches:
 
 
 def all_steps(samples: Indices, costs: Costs, ranks: int, limit: Limit) -> list[Batches]:
-    """Return steps, most expensive first, that hold each of `samples` (cheapest first) once, within `limit`.
+    """Divide `samples` (cheapest first) into steps within `limit`; return the steps, most expensive first.
 
-    If the last step has fewer samples than ranks, some of them are repeated: fewer than `ranks` in all.
+    If the last step has fewer samples than ranks, it repeats some of these samples.
     """
     left = samples[::-1]
     steps: list[Batches] = []
@@ -148,7 +148,7 @@ def all_steps(samples: Indices, costs: Costs, ranks: int, limit: Limit) -> list[
 
 
 def _largest(left: Indices, costs: Costs, ranks: int, limit: Limit) -> Batches:
-    """Return the largest step from the front of `left` with equally many samples on every rank, within the limit."""
+    """Return a step from the front of `left`: equally many samples on each rank, about as many as the limit allows."""
     many = limit.most(left, costs, ranks)
     while True:
         step = one_step(left[: many * ranks], costs, ranks)
@@ -159,9 +159,9 @@ def _largest(left: Indices, costs: Costs, ranks: int, limit: Limit) -> Batches:
 
 
 def _last(samples: Indices, rest: int, costs: Costs, ranks: int, limit: Limit) -> list[Batches]:
-    """Divide the last full step and the `rest` remaining samples, fewer than ranks, into the last steps.
+    """Divide `samples` into the last steps: the samples of the last full step, and `rest` more, fewer than ranks.
 
-    Try one step, then two steps in which each rank has a sample; else repeat samples in a last step.
+    Try one step, then two steps in which each rank has a sample. If both exceed the limit, repeat samples at the end.
     """
     whole = len(samples) - rest
     choices = [[samples]] if whole else []
@@ -180,12 +180,12 @@ def _last(samples: Indices, rest: int, costs: Costs, ranks: int, limit: Limit) -
 
 @dataclass(frozen=True)
 class Seat:
-    """The place of one rank in a stretch that has ended."""
+    """The state of one rank at the end of a stretch."""
 
-    trained: int  # items of its queue
-    drawn: int  # items taken from its queue; if it is lost, items that it has trained
-    to: int = -1  # its rank in the next stretch
-    behind: int = 0  # as in the stretch
+    trained: int  # the number of trained items of its queue
+    drawn: int  # the number of items drawn from its queue; if the rank is lost, the number of trained items
+    to: int = -1  # its rank in the next stretch; -1 for none
+    behind: int = 0  # as in `Stretch`
 
 
 Done = tuple[tuple[Seat, ...], ...]
@@ -193,14 +193,14 @@ Done = tuple[tuple[Seat, ...], ...]
 
 @dataclass(frozen=True)
 class Stretch:
-    """A part of a pass in which the ranks stay the same. Its numbers decide who has which items."""
+    """A part of a pass in which the ranks stay the same. Its fields determine which rank gets which items."""
 
     epoch: int
     behind: tuple[int, ...]  # by rank: the number of items that it still trains in earlier passes
     done: Done = ()  # for each earlier stretch of this pass: the seats of all ranks
 
     def ended(self, seats: Sequence[Seat], behind: Sequence[int]) -> Stretch:
-        """Return the next stretch of the pass. It replaces this one if no rank has drawn an item from this one."""
+        """Return the next stretch of the pass. Its `done` omits this stretch if no rank drew or kept items in it."""
         begun = any(seat.drawn for seat in seats) or (self.done and any(seat.to >= 0 for seat in self.done[-1]))
         return Stretch(self.epoch, tuple(behind), (*self.done, tuple(seats)) if begun else self.done)
 
@@ -216,7 +216,7 @@ class Shares:
         plan: Callable[[Indices, int], Sequence[Batches]],  # returns the steps of some ranks over some samples
     ) -> None:
         self.samples = samples
-        # Each part is a pair: {rank that takes part: its column in a step}, and the steps.
+        # Each part is a pair (columns, steps): `columns` is {rank that takes part: its column in a step}.
         self.parts: list[tuple[dict[int, int], Sequence[Batches]]] = [
             ({rank: 0}, [[item] for item in items]) for rank, items in kept.items()
         ]
@@ -241,7 +241,7 @@ class Shares:
         return (steps[i][columns[rank]] for columns, steps in self.parts if rank in columns for i in range(len(steps)))
 
     def ended(self, seats: Sequence[Seat]) -> tuple[Indices, dict[int, list[Indices]]]:
-        """Return the samples that nobody has trained when this stretch ends with `seats`, and {rank: items kept}."""
+        """End the stretch with `seats`. Return the samples that nobody has trained, and {next rank: kept items}."""
         taken = [(seat, list(islice(self.queue(rank), seat.drawn))) for rank, seat in enumerate(seats)]
         kept = {seat.to: items[seat.trained :] for seat, items in taken if seat.to >= 0}
         return without(self.samples, chain.from_iterable(items[: seat.trained] for seat, items in taken)), kept
@@ -260,8 +260,8 @@ class Record:
     """The state of a sampler that all ranks share from one change of the group to the next.
 
     Items are counted from the beginning of the record, over all passes; a short last step of a pass counts as a whole
-    step. `passes` are consecutive, up to the first one that all ranks end together. The next change divides one of
-    these passes, or a later one.
+    step. `passes` are consecutive. The last of them is the first pass that all ranks end together. The next change
+    divides one of these passes, or a later pass.
     """
 
     version: int  # the number of changes before
@@ -276,10 +276,10 @@ class Position:
 
     stretch: Stretch
     rank: int  # of this process in the stretch
-    drawn: int = 0  # items of its queue
-    before: int = 0  # items of this pass that it has trained before the stretch
+    drawn: int = 0  # the number of items drawn from its queue
+    before: int = 0  # the number of items of this pass that the rank has trained before the stretch
     over: bool = False  # the iterator was asked for more items than there are
-    base: int | None = None  # following: items trained minus `_count()`; None before the pass begins
+    base: int | None = None  # with `follow`: items trained minus `_count()`; None before the pass begins
     origin: int | None = None  # as in `Record`, of a pass that no change has divided
 
 
@@ -291,12 +291,12 @@ class Told:
     version: int  # of its record; -1 if it has none
     rank: int  # in that record
     now: Position
-    trained: int  # items of its queue there
-    used: int  # items that it has trained or lost since the record began
+    trained: int  # the number of trained items of its queue
+    used: int  # the number of items that it has trained or lost since the record began
 
     @property
     def epoch(self) -> int:
-        """The epoch of the pass in which the rank is."""
+        """Return the epoch of the pass that the rank is in."""
         return self.now.stretch.epoch
 
 
@@ -309,7 +309,7 @@ def regrouped(
 ) -> tuple[Record, dict[int, int]]:
     """Return the record of the new group, and {epoch: number of items of lost ranks that nobody trains}.
 
-    Nobody trains the items of a pass if the iterator of another rank has ended, or is already in a later pass.
+    Nobody trains a lost rank's items of a pass if another rank's iterator has ended this pass or is in a later pass.
     """
     known = {t.rank: (new, t) for new, t in enumerate(told) if t.version == record.version}
     passes, made = record.passes, record.origin + step * per_step
@@ -335,7 +335,7 @@ def regrouped(
         return -(-max(0, items) // per_step) * per_step
 
     def before(t: Told) -> int:
-        """Return how many items a rank trains before the pass. A rank that was left out trains what it has drawn."""
+        """Return how many items a rank trains before the pass. A rank that was left out trains its drawn items."""
         if t.version != record.version:
             return whole_steps(t.now.drawn - t.trained)
         return whole_steps(stretch.behind[t.rank] - t.used) if t.epoch < epoch else 0

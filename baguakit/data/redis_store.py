@@ -1,4 +1,4 @@
-"""A store in Redis servers, for several nodes."""
+"""A store of samples in Redis servers, which several nodes can share."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class RedisStore(Store):
 
     Rendezvous hashing (Thaler and Ravishankar 1998) chooses the server of each sample: adding or removing one of n
     servers moves 1/n of the samples. The servers' `maxmemory` and `maxmemory-policy` set the limit and the eviction.
-    With `noeviction` a full server keeps its samples, and all others are computed in every epoch. `allkeys-random`
-    suits several datasets. An LRU policy always evicts the samples that are needed next. While a server is down, its
-    samples are computed.
+    With `noeviction` a full server keeps its samples, and all other samples are computed in every epoch.
+    `allkeys-random` suits several datasets. An LRU policy always evicts the samples that are needed next. While a
+    server is down, its samples are computed.
 
     Args:
         hosts: "host:port", "redis://…", "rediss://…" (TLS) or "unix://…", or a list of these; equal on all nodes.
@@ -46,8 +46,8 @@ class RedisStore(Store):
         timeout: the seconds to wait for a server.
         retry_seconds: the seconds from a failure of a server to the next request to it.
         expire_seconds: the seconds after which a server deletes a sample; None for never.
-        claim_seconds: the longest time that other processes wait while one computes a sample.
-        prefix: the beginning of all keys.
+        claim_seconds: the most seconds that other processes wait while one process computes a sample.
+        prefix: the beginning of all keys in Redis.
 
     Raises:
         ImportError: `redis` is not installed.
@@ -128,7 +128,7 @@ class RedisStore(Store):
         self._connect()
 
     def host_of(self, key: bytes) -> int:
-        """Return the number of the host that holds `key`: the one with the largest hash(host, key)."""
+        """Return the index of the host that holds `key`, which is the host with the largest hash(host, key)."""
         seeds = (blake2b(host.encode(), digest_size=32).digest() for host in self.hosts)
         weights = [blake2b(key, key=seed, digest_size=8).digest() for seed in seeds]
         return weights.index(max(weights))
@@ -154,7 +154,7 @@ class RedisStore(Store):
         return self.get_many([key])[0]
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return `get` for each key, in order, with one round trip per server."""
+        """Return the result of `get` for each key, in order, with one round trip per server."""
         hosts, found = {key: self.host_of(key) for key in keys}, dict[bytes, bytes | None]()
         for host in set(hosts.values()):
             there = [key for key in hosts if hosts[key] == host]
@@ -184,7 +184,7 @@ class RedisStore(Store):
                     lock.release()
 
     def stats(self) -> StoreStats:
-        """Return the sums over all servers, including entries of other users."""
+        """Return the sums over all servers. They include the entries of other users of the servers."""
         each = range(len(self.hosts))
         entries = sum(self._ask(host, methodcaller("dbsize")) for host in each)
         memory = [self._ask(host, methodcaller("info", "memory")) for host in each]
@@ -208,9 +208,9 @@ class RedisStore(Store):
 
 
 def address(name: str, given: Any, tls: bool) -> tuple[str, str]:
-    """Return the URL of a server for the redis package, and its address without user and password.
+    """Return the URL of a server for the redis package, and the server's address without user and password.
 
-    Messages of errors do not show the password.
+    Error messages do not show the password.
     """
     if not isinstance(given, str):
         raise TypeError(f"{name} is a Redis address, {KINDS}, not of type {type(given).__name__}")

@@ -1,4 +1,4 @@
-"""Stores of cached samples: bytes by key, within a limit; and the store in the memory of a process."""
+"""The interface of stores, which keep cached samples as bytes by key; and a store in the memory of a process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ DATASET = 16  # bytes of a key that identify its dataset
 
 
 class StoreError(RuntimeError):
-    """An error of a store: the samples are computed without the store."""
+    """An error of a store. `CachedDataset` then computes the samples without the store."""
 
 
 @dataclass(frozen=True)
@@ -33,10 +33,10 @@ class StoreStats:
 
 
 class Store(Doors, ABC):
-    """The base of stores: bytes by key. The first 16 bytes of a key identify the dataset.
+    """The base class of stores, which keep bytes by key. The first 16 bytes of a key identify the dataset.
 
-    Methods raise StoreError only. They are thread-safe. A store can be passed to forked and spawned processes, each of
-    which opens it again.
+    Methods are thread-safe. If a store fails, its methods raise StoreError only. A store can be passed to forked and
+    spawned processes, each of which opens the store again.
     """
 
     doors: ClassVar[frozenset[str]] = frozenset({"get", "put", "claim", "clear", "get_many"})
@@ -48,13 +48,13 @@ class Store(Doors, ABC):
 
     @abstractmethod
     def put(self, key: bytes, value: bytes) -> bool:
-        """Store `value`; return False if the store is full."""
+        """Store `value` under `key` and return True; return False if the store is full."""
 
     @abstractmethod
     def claim(self, key: bytes) -> AbstractContextManager[None]:
-        """Hold the lock of `key` among all processes that share the store; it is released if the process dies.
+        """Hold the lock of `key` in a `with` block, against all processes that share the store.
 
-        If the store fails, the body runs without the lock: a sample may then be computed twice, but is never wrong.
+        A dead process loses its lock. If the store fails, the block runs unlocked: a sample may be computed twice.
         """
 
     @abstractmethod
@@ -63,15 +63,15 @@ class Store(Doors, ABC):
 
     @abstractmethod
     def clear(self, namespace: bytes = b"") -> None:
-        """Delete the samples of one dataset, or of all datasets."""
+        """Delete the samples whose keys begin with `namespace`; by default, all samples."""
 
     @checked
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        """Return `get` for each key, in order."""
+        """Return the result of `get` for each key, in order."""
         return [self.get(key) for key in keys]
 
     def close(self) -> None:
-        """Write samples that persist to disk, and release all resources; the next use opens the store again."""
+        """Release all resources; a store on disk first syncs its samples. The next use opens the store again."""
 
     def __enter__(self: Opened) -> Opened:
         return self
@@ -81,7 +81,7 @@ class Store(Doors, ABC):
 
 
 def package(name: str, user: str) -> Any:
-    """Return an optional package; raise ImportError, with the command that installs it, if it is missing."""
+    """Import and return an optional package; if it is missing, raise an ImportError that says how to install it."""
     try:
         return importlib.import_module(name)
     except ImportError:
@@ -104,7 +104,7 @@ class ThreadLock:
 
 
 class KeyedLocks:
-    """One lock per key, for the threads of a process; unused keys take no memory."""
+    """Locks by key, for the threads of a process. A lock exists only while a thread uses it."""
 
     def __init__(self) -> None:
         self._guard, self._locks = ThreadLock(), WeakValueDictionary[bytes, ThreadLock]()
@@ -119,10 +119,10 @@ class KeyedLocks:
 
 
 class MemoryStore(Store):
-    """A store in the memory of this process, for loading without workers: each worker would have a store of its own.
+    """A store in the memory of this process, for loaders without workers, because each worker would have its own store.
 
-    A full store keeps its samples and takes no new ones: an epoch reads each sample once, so the least recently used
-    sample is the next to be needed.
+    A full store keeps its samples and takes no new ones. It evicts nothing, because an epoch reads each sample once, so
+    that the least recently used sample is needed next.
 
     Args:
         capacity_bytes: the limit, in bytes of encoded samples; None for no limit.
