@@ -1,4 +1,4 @@
-"""Process groups and the messages over them: the only module that calls `torch.distributed` for exchanges."""
+"""Process groups, and the messages over them. Other modules send nearly all messages by methods of a `Comm`."""
 
 from .comm import Comm, check_comm
 from .groups import HOSTS, check_device, members_of

@@ -1,4 +1,4 @@
-"""A process group at a round. Its methods send every message of the package. With one rank nothing is sent."""
+"""A process group at a round, with methods that send messages. With one rank nothing is sent."""
 
 import hashlib
 import json
@@ -120,7 +120,7 @@ class Comm:
     def for_flight(
         self, round: int, step: int | None, bucket: int, sent: Sent, formats: list[SentFormat] | None = None
     ) -> "Comm":
-        """Return a `Comm` for one flight. It counts bytes in `sent`, and appends the formats in use to `formats`."""
+        """Return a `Comm` for one flight. It adds the bytes that it sends to `sent`, and their formats to `formats`."""
         return self._with(_round=round, _step=step, _bucket=bucket, _sent=sent, _formats=formats)
 
     def meeting(self, call: int, meet: Callable[[], None] | None) -> "Comm":
@@ -285,7 +285,7 @@ class Comm:
             self._sent[self._part] = self._sent.get(self._part, 0) + nbytes
 
     def agree_on_shares(self) -> Flows | None:
-        """Return the flows, if any. All ranks call it before each collective; every 16th call agrees on new shares."""
+        """Return the flows, or None. All ranks call this before each collective; every 16th call sets new shares."""
         if (flows := self._flows.get(self._part)) is not None:
             flows.settle(self.met)
         return flows
@@ -295,7 +295,7 @@ class Comm:
         if self._meet is not None:
             self._meet()
 
-    # These use methods of the group, because torch's irecv and isend take 1.5 times as long. The tag depends on length
+    # Messages use methods of the group, because torch's irecv and isend take 1.5 times as long. A tag depends on length
     # and call: gloo would end the process at a message that is too long, and accept a message that is too short.
 
     def receive_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
@@ -346,8 +346,8 @@ class Comm:
                     self.group.recv([buffer], peer, 0)
                 self.group._end_coalescing(device).wait()
             return incoming
-        # Receives are posted before sends: a message without a posted receive stalls the connection. Each rank sends
-        # to the next rank first, so that not all send to the same peer first.
+        # Receives are posted before sends, because a message without a posted receive stalls the connection. Each rank
+        # sends to the next rank first, so that ranks do not all send to the same peer first.
         works = [self.receive_later(buffer, peer) for peer, buffer in incoming.items()]
         for peer in sorted(outgoing, key=lambda peer: (peer <= self.rank, peer)):
             works.append(self.send_later(outgoing[peer], peer))
@@ -365,11 +365,11 @@ class Comm:
         store: Any = None,
         parts: Collection[str] = (FLAT, INTRA, INTER),
     ) -> "Comm":
-        """Return a `Comm` of these ranks with new process groups, which nothing else uses. Collective. Close it later.
+        """Return a `Comm` of these ranks with new process groups, used by nothing else. Collective. Close it after use.
 
         Args:
             name, timeout, device: a unique name, the timeout of messages, and the device of their tensors.
-            flows, store: the number of flows, and the store to connect with; None: those of this `Comm`.
+            flows, store: the number of flows, and the store to connect with; None means those of this `Comm`.
             parts: the groups that will be used, among "flat", "intra" and "inter". In each, a first message is sent.
         """
         let_go()

@@ -1,6 +1,6 @@
 """Check process groups, and make new ones for attachments.
 
-NCCL groups that this module makes only record errors, so that a monitor can report them. Other groups end the process.
+NCCL groups that this module makes only record an error, which a monitor reports. Other NCCL groups end the process.
 """
 
 import os
@@ -88,8 +88,8 @@ def backend_of(group: Any, kind: str) -> str:
 def store_of(group: Any, name: str) -> Any:
     """Return the key-value store through which the ranks of a group connected, with the key prefix `name`.
 
-    The store uses a second connection, so that a wait on the first does not block it. Callers must not block it either.
-    A group gets only one: TCPStore looks up the name of each new client, and this can block all clients for seconds.
+    The store has a second connection, so that a wait on the first does not block it. Never block this connection. It is
+    made only once, because TCPStore looks up the name of each new client, which can block all clients for seconds.
     """
     if group not in _connections:
         store = group.get_group_store()
@@ -257,7 +257,7 @@ def flat_group(mesh: DeviceMesh | None) -> Any:
 
 
 def stand_for(group: Any, inner: Any, members: Sequence[int]) -> None:
-    """Let `Comm(group)` send over `inner`, with the same ranks. `members` are their ranks in the default group."""
+    """Let `Comm(group)` send over `inner`, a group of the same ranks. In the default group these are `members`."""
     _inner[group], _members[inner] = inner, list(members) or list(range(group.size()))
 
 
@@ -340,7 +340,7 @@ class Membership:
     bodies = 0  # of `recoverable()` that have ended
 
     def watch(self, monitor: Any) -> None:
-        """From now on, tell this monitor, of an attachment or a hook, when a rank is lost."""
+        """From now on, tell the monitor of an attachment or a hook when a rank is lost."""
 
     def start(self, engine: Any) -> None:
         """Start the engine of an attachment. Collective."""

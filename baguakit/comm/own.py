@@ -5,8 +5,7 @@ the time that flow i took, summed over messages and ranks since the last agreeme
 
     s_i ← s_i / T_i,  scaled so that Σ s_i = 1
 
-At the fixed point all flows end at the same time. One small all-reduce per `PERIOD` messages adds the times of all
-ranks, so that all ranks have the same shares.
+At the fixed point all flows end at the same time. One small all-reduce per `PERIOD` messages adds the T_i of all ranks.
 """
 
 import contextlib
@@ -114,7 +113,7 @@ class Shares:
 
 
 def reweighed(shares: Sequence[float], seconds: Sequence[float]) -> list[float]:
-    """Return the shares s_i / T_i, with the sum 1. Small ones are first raised to `LEAST` times an equal share."""
+    """Return the shares s_i / T_i, scaled to the sum 1. Small shares are raised to `LEAST` times an equal share."""
     rates = [share / taken for share, taken in zip(shares, seconds, strict=True)]
     floored = [max(rate / sum(rates), LEAST / len(rates)) for rate in rates]
     return [share / sum(floored) for share in floored]
@@ -149,7 +148,7 @@ def own_groups(
 
 
 def flows_of(group: Any, parts: Parts, count: int, name: str, timeout: timedelta, store: Any) -> dict[str, Flows]:
-    """Return {part: flows}: `count` flows between all ranks or, with a mesh, between nodes; {} for 1. Collective.
+    """Return {part: flows}: `count` flows between all ranks or, with a mesh, between nodes; {} if 1. Collective.
 
     The first flow uses the existing group.
     """

@@ -19,7 +19,7 @@ def store_gone(rank: int, error: Exception) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text, or its type if it has none."""
+    """Return the first line of an error's text, or the type of the error if the text is empty."""
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
@@ -120,7 +120,7 @@ class Judge:
 
 
 def _awaited(here: dict[int, Record]) -> list[tuple[int, Waiting]]:
-    """Return (rank, its flight) for each lane on which ranks wait: the latest launch of the late flights, or of all.
+    """Return (rank, its flight) for each lane on which ranks wait: the latest late flight, else the latest flight.
 
     `patience` is replaced by the shortest of all ranks that wait on that lane. Lanes with a late flight come first.
     """

@@ -57,7 +57,7 @@ class Fault:
             number.fill_(torch.nan if number.is_floating_point() else 0)
 
     def multiply_(self, heads: Sequence[Tensor]) -> None:
-        """Multiply tensors of one dtype and device by 1, or after `set` by NaN. One kernel multiplies about 100."""
+        """Multiply tensors of one dtype and device by 1, or after `set` by NaN; about 100 tensors per kernel."""
         torch._foreach_mul_(list(heads), self._on(heads[0].device, heads[0].dtype))
 
     def good(self, device: torch.device) -> Tensor:
@@ -235,7 +235,7 @@ class Monitor:
             return True
 
     def fail(self, sentence: str) -> PeerError:
-        """End all flights with a PeerError, and return it. Later calls keep the first sentence."""
+        """End all flights with a PeerError, and return the error. Later calls keep the first sentence."""
         with self._lock:
             self.error = self.error or PeerError(sentence)  # before the look: later flights see it themselves
         for collective in self.air.all():

@@ -1,4 +1,4 @@
-"""The launches of a rank; its record in the store, which the other ranks read; and the lease of the judge.
+"""Keep the launches of a rank, its record in the store, which the other ranks read, and the lease of the judge.
 
 Every rank has one record in the store, which it overwrites. One key holds the verdict and the *lease* of the judge, the
 rank that reads all records. After the start, a call makes at most two requests, for any number of ranks. `multi_get`
@@ -114,11 +114,12 @@ class Air:
     def awaited(self, before: float, passed_before: float) -> tuple[Collective | None, bool]:
         """Return the collective that this rank waits for, if any, and whether it has failed.
 
-        It is the oldest collective that has failed. If none has failed, it is the oldest that is not done, launched
-        before the time `before`; else one that only the device still works on, launched before `passed_before`.
+        It is the oldest collective that has failed. If none has failed, it is the oldest that is not done and was
+        launched before the time `before`. If there is none, it is a collective that the host has waited for, but the
+        device has not done, and that was launched before the time `passed_before`.
 
-        No more flights are queried than needed. On CUDA a flight is queried by an event, and this would end a graph
-        capture that training has begun meanwhile.
+        No more flights are queried than needed: on CUDA a query of an event would end a graph capture that training has
+        begun meanwhile.
         """
         with self._lock:
             held = sorted(self.all(), key=lambda each: each.launched)

@@ -6,7 +6,7 @@ N is the number of values of a tensor, n the number of ranks, and c(N) the bytes
     reduce-scatter    each rank sends every other rank its shard            (n − 1) c(N/n)
     all-to-all        each rank sends N_r values to rank r                  Σ_r c(N_r)
     broadcast         all but the last rank of a chain send N values        c(N)    (few values: see its docstring)
-    send              to one rank                                           c(N)
+    send              a rank sends its N values to one rank                 c(N)
 
 The last column has the bytes that one rank sends. A few values, which would take more bytes packed, are sent
 uncompressed. With one rank nothing is sent or rounded. All primitives of this module have these arguments:
@@ -46,7 +46,7 @@ def check_arguments(x: Tensor, compressor: Compressor | None, comm: Comm) -> Non
 
 
 def codec_of(x: Tensor, compressor: Compressor | None, comm: Comm, rows: int = 1) -> Compressor | None:
-    """Return the compressor, or None if it makes `rows` messages of `x` longer; note this for the report."""
+    """Return the compressor, or None if `rows` messages of `x` are shorter without it; note the choice for a report."""
     return compressor if compressor and compresses(x, compressor, comm, rows) and comm.size > 1 else None
 
 
@@ -213,8 +213,8 @@ def compressed_reduce_scatter(
 
     Args:
         x, compressor, comm: `x` of one shape and dtype on all ranks.
-        residual: fp32, contiguous, as long as `x`; overwritten by the compression error of this rank, x − Q(x). The sum
-            of all ranks' residuals is the error of the sum, up to the rounding of fp32.
+        residual: fp32, contiguous, as long as `x`; overwritten by the compression error of this rank, x − Q(x). The
+            residuals of all ranks add up to the exact sum minus the rounded sum, except for the rounding of fp32.
         average: divide the sum by the number of ranks.
         out: N/n values; may be a part of `x`.
     """

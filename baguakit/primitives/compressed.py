@@ -111,9 +111,9 @@ def mean_(x: Tensor, comm: Comm) -> Tensor:
 def mean_of_shards(
     x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | None, ok: Tensor | None = None
 ) -> Tensor:
-    """Average the flat `x`, of any length, over all ranks. The last shard is padded with zeros.
+    """Average the flat `x`, of any length, over all ranks in two hops. The last shard is padded with zeros.
 
-    `ok` is a bool tensor, for `Blockwise` on a GPU. It is set to whether all values of the mean are finite.
+    With `Blockwise` on a GPU, the bool tensor `ok` is set to whether all values of the mean are finite.
     """
     n, rank, length = comm.size, comm.rank, x.numel()
     if length % n:

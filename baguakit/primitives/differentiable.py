@@ -46,8 +46,8 @@ def compressed_all_to_all(
 
         out = [Q(part r of x_0); Q(part r of x_1); … ; Q(part r of x_{n−1})]  on rank r
 
-    A rank's part for itself is not sent, and is exact. Each rank sends Σ c(N_r) bytes, the sum over all other ranks r,
-    for N_r values to rank r. They are cut into pieces: a piece is compressed while another piece is on the wire.
+    A rank's part for itself is not sent, and is exact. Each rank sends N_r values to each other rank r, in
+    Σ_r c(N_r) bytes. The values are sent in pieces: a piece is compressed while another piece is on the wire.
 
     Args:
         x, compressor, comm: `x` is (rows, …). Its dtype and shape, except the first dimension, are equal on all ranks.
@@ -171,7 +171,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, eq=False)
 class Differentiable:
-    """Collectives on activations, with a backward pass. Construct it outside of functions for `torch.compile`.
+    """Collectives on activations, with a backward pass. Do not construct it in a function that is compiled.
 
         tokens = bk.primitives.Differentiable(comm, forward=MinMaxUInt8(), backward=MinMaxUInt8())
         heard = tokens.all_to_all(x, output_split_sizes, input_split_sizes)

@@ -34,18 +34,18 @@ def neighbor_mean_(
 
     The second form is  x_r ← self_weight x_r + Σ_j src_weights[j] · (dst_weights of rank j)[r] · x_j. Products are
     summed in fp32 (fp64 for fp64), first this rank's own, then in the order of the ranks. If all weights of a topology
-    are 1/n, this is `mean_`.
+    are 1/n on n ranks, this is `mean_`.
 
     Args:
         x: a floating tensor of any shape, or a list of them; overwritten and returned.
         topology: the neighbours and weights, such as `topology.Ring()`.
         comm: the group; if the topology changes, at the round to use: `comm.at(round)`.
         self_weight: the weight of this rank's own x; None means 1 − Σ src_weights.
-        src_weights: {rank: weight} for the ranks that this rank hears; {} for none.
+        src_weights: {rank: weight} for the ranks that this rank receives from; {} for none.
         dst_weights: {rank: factor} for the ranks that this rank sends to; x is multiplied by the factor. A list means
-            factors of 1; None means all ranks that hear this rank.
-        check: if True, ranks first exchange whom they hear and send to (n bytes each), and the host waits. If False,
-            ranks that disagree hang, and `dst_weights` is needed. A `Chosen` topology is always checked.
+            factors of 1; None means all ranks that receive from this rank.
+        check: if True, ranks first tell each other whom they receive from and send to, in n bytes on n ranks, and the
+            host waits. If False, ranks that disagree hang, and `dst_weights` is needed. `Chosen` is always checked.
 
     Raises:
         ValueError: the topology changes from round to round and `comm` has no round; the topology does not fit the
@@ -97,7 +97,7 @@ def chosen_in(topology: Topology, comm: Comm, device: torch.device) -> tuple[Cho
 
 @torch.no_grad()
 def neighbor_gather(x: Tensor, topology: Topology, comm: Comm) -> dict[int, Tensor]:
-    """Return the tensors of this round's neighbours: {rank: its x} for each rank that this rank hears, in rising order.
+    """Return this round's neighbours' tensors: {rank: its x} for ranks that this rank receives from, in rising order.
 
     Args:
         x: a dense tensor of any dtype, of one shape on all ranks. It is only read.
@@ -130,7 +130,7 @@ def mixed(x: Tensor, own: float, weights: dict[int, float], received: dict[int, 
 
 @lru_cache(maxsize=4096)
 def links(topology: Topology, rank: int, size: int, round: int) -> tuple[float, dict[int, float], list[int]]:
-    """Return a rank's own weight, {rank: weight} for the other ranks that it hears, and the ranks that hear it."""
+    """Return a rank's own weight, {rank: weight} of the ranks that it receives from, and the ranks that it sends to."""
     row = dict(sorted(topology.weights(rank, size, round).items()))
     own = row.pop(rank, 0.0)
     return own, row, [peer for peer in topology.targets(rank, size, round) if peer != rank]
@@ -154,7 +154,7 @@ def agreed_targets(
     """Return the ranks that this rank sends to, in rising order; with `check`, after all ranks were found to agree.
 
     With `check` this is collective: every rank sends its sources and targets in `size` bytes, and waits for the device
-    once. Then `targets` may be None, which means all ranks that hear this rank.
+    once. Then `targets` may be None, which means all ranks that receive from this rank.
 
     Raises:
         ValueError: on every rank. It names the two ranks that disagree, or the rank whose peers are impossible.

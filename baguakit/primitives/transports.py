@@ -28,13 +28,13 @@ def exchanged(
 ) -> Iterator[tuple[int, int]]:
     """Send messages to other ranks, and yield (rank, index) of each received message. Exhaust this iterator.
 
-    In turn s = 1 … n − 1, rank r sends to rank r + s and receives from rank r − s. If a rank sends `TURN` bytes or more
-    in a turn, its next turn begins when it has received about as many bytes, less one message. If it sends fewer bytes,
-    or over several flows, the next turn begins at once.
+    In turn s = 1 … n − 1, rank r of n sends to rank r + s and receives from rank r − s. If a rank sends `TURN` bytes or
+    more in a turn, its next turn begins when it has received as many bytes, except for one message. If it sends fewer
+    bytes, or over several flows, the next turn begins at once.
 
-    `outgoing` has an iterable of messages for each rank, read in the turn of this rank; on a GPU at most one message.
-    `incoming` has the tensors that receive the messages of each rank. All tensors are on `device`. Message i has the
-    tag `tag` + i. Exchanges at the same time need different tags.
+    `outgoing` has the messages to each rank; an iterator may compute them in their turn. On a GPU it has at most one to
+    each rank. `incoming` has the tensors to receive the messages from each rank. All tensors are on `device`. Message i
+    has the tag `tag` + i. Exchanges at the same time need different tags.
     """
     n, rank = comm.size, comm.rank
     if device.type == "cuda":  # NCCL pairs sends with receives only within one call of the whole group
@@ -72,7 +72,7 @@ def exchanged(
 
 
 def bytes_for(rows: int, values: int, codec: Compressor, device: torch.device) -> Tensor:
-    """Return an empty byte tensor for `rows` packed rows of `values` values."""
+    """Return an uninitialised byte tensor for `rows` packed rows of `values` values."""
     return torch.empty(rows, codec._unchecked_row_bytes(values), dtype=torch.uint8, device=device)
 
 
@@ -124,7 +124,7 @@ def gathered(
 ) -> Iterator[tuple[slice, int]]:
     """Send a row of bytes to all ranks, and yield (ranks, i) when piece i of the rows of these ranks has arrived.
 
-    Rows of `TURN` bytes or more, in pieces, go around a ring: in step s = 0 … n − 2, rank r sends the row of rank
+    Rows of `TURN` bytes or more, in pieces, go around a ring: in step s = 0 … n − 2, rank r of n sends the row of rank
     r − s to rank r + 1, and receives the row of rank r − s − 1 from rank r − 1. Shorter rows go to all ranks at once.
 
     `incoming` is as in `scattered`. `packed` yields this rank's row (1, bytes) of each piece when it is needed. The

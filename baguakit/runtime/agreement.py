@@ -49,7 +49,7 @@ class Setup:
     def groups(self, channel: int) -> frozenset[str]:
         """Return the kinds of groups that the work on a channel uses.
 
-        Channel 0 also sends messages that belong to no rule, over the flat group. Gradients need it for their flags.
+        Channel 0 also sends messages of no rule, over the flat group. Flags of gradients use the flat group, too.
         """
         rules = [rule for rule in self.rules if channel_of(rule) == channel]
         flat = channel == 0 or any(rule.what == "grad" for rule in rules)

@@ -32,7 +32,7 @@ SLOWEST_CONNECTION = 5.0  # seconds that the store may take to answer a new conn
 
 @contextlib.contextmanager
 def or_abandon(made: Any) -> Iterator[None]:
-    """Call `made.abandon(error)` if the body raises, to end everything that has begun on this rank."""
+    """Call `made.abandon(error)` if the `with` block raises, to end everything that has begun on this rank."""
     try:
         yield
     except BaseException as error:
@@ -324,6 +324,6 @@ def connect(stages: Iterable[Stage], x: Tensor, comm: Comm) -> None:
 
 
 def topologies_of(stage: Stage) -> list[Topology]:
-    """Return the topologies in the fields of a stage, except those whose weights are chosen in each round."""
+    """Return the topologies in the fields of a stage, except `Chosen` ones, whose peers are not known before."""
     held = [getattr(stage, each.name) for each in fields(stage)]
     return [each for each in held if isinstance(each, Topology) and not isinstance(each, Chosen)]
