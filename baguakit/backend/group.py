@@ -32,8 +32,8 @@ CPU = torch.device("cpu")
 class BaguaGroup(Methods):
     """The process group of the backend: it uses gloo for tensors on the CPU, and NCCL on a GPU. Collective.
 
-    Compressed collectives run on a lane in the order of the calls, in separate process groups. The monitor watches all
-    collectives: if one hangs, it names the rank at fault. `options` is the object that torch passes to backends.
+    Compressed collectives run on a lane in the order of the calls, in separate process groups. If a collective hangs,
+    the monitor names the rank at fault. `options` is the object that torch passes to backends.
 
     Raises:
         ValueError: ranks have different policies; the error names one of these ranks.
@@ -64,7 +64,7 @@ class BaguaGroup(Methods):
             print(f"baguakit: {policy!r} on {self._this.size} ranks", file=sys.stderr, flush=True)
 
     def _connect(self, members: list[int]) -> None:
-        """Make the inner group, and the channel of tensors on the CPU."""
+        """Make the inner group, which runs exact collectives, and the channel for other collectives on the CPU."""
         name = f"{self._name}/exact"
         if self._this.size == 1:
             self._inner = own_group(self, self._store, name, self._timeout, CPU)
@@ -84,7 +84,7 @@ class BaguaGroup(Methods):
             self._register_backend(kind, dist.ProcessGroup.BackendType.CUSTOM, self._inner._get_backend(kind))
 
     def _limit(self) -> timedelta:
-        """Return the timeout. If torch has changed it in the inner group, change it in all groups, too."""
+        """Return the timeout. If torch has changed the inner group's timeout, set the new timeout in all groups."""
         if (now := timeout_of(self._inner)) != self._set:
             self._timeout, self._set = now, longer(now)  # before the loop, since another thread may call this, too
             for group in self._groups():
@@ -108,7 +108,7 @@ class BaguaGroup(Methods):
         return self._passed(call, why) if why else self._compressed(call)
 
     def _compressed(self, call: Call) -> Work:
-        """Run a collective on the lane, compressed or over flows."""
+        """Launch a collective on the lane: compressed or, without a compressor, over several connections (flows)."""
         on_gpu, policy, number = call.whole[0].is_cuda, self.policy, next(self._rounds)
         channel, label = self._channel(call.whole[0].device), call.described(exact=False)
         channel.lane.uses(call.passed)
@@ -156,7 +156,7 @@ class BaguaGroup(Methods):
             over_gloo = call.operation == "barrier" and not torch.cuda.is_available()  # which prefers NCCL
         if n > 1 and self.policy.compare and not call.unlike and over_gloo:  # it refuses nothing, as far as can be seen
             return self._compared(call, collective)
-        # Torch chooses the backend by the tensors. Without tensors, gloo raises an error that says what is missing.
+        # Torch chooses the backend by the device of the tensors. Without tensors, gloo's error says what is missing.
         inner = self._inner if tensors or call.operation == "barrier" else self._inner._get_backend(CPU)
         collective.flight = passed = Passed([self._call(inner, collective, *each) for each in call.passed])
         if device.type == "cuda":
@@ -203,7 +203,7 @@ class BaguaGroup(Methods):
         return Work(message, self._monitor, tensors, None, self._dropped)
 
     def _call(self, inner: Any, collective: Collective, name: str, arguments: Sequence[Any], named: Any) -> Any:
-        """Call a method of the inner group. If a connection is broken, raise an error with the rank at fault."""
+        """Call a method of the inner group. If a connection is broken, raise an error that names the rank at fault."""
         try:
             return getattr(inner, name)(*arguments, **named)
         except dist.DistBackendError as error:  # NCCL may find a connection broken as it launches

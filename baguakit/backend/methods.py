@@ -1,6 +1,6 @@
 """The methods that torch calls on a process group, with old and new names, from Python and from C++.
 
-If a method were missing in this class, torch would call the inner group's backend instead, without an error.
+If a method were missing in `Methods`, torch would call the inner group's backend instead, without an error.
 """
 
 from collections.abc import Callable, Sequence
@@ -139,12 +139,12 @@ class Methods(Group):  # type: ignore[misc]
         return self._launch(Call("all_to_all", filled, whole, passed, [(outs, ins)], unlike=why, splits=splits))
 
     def _uneven(self, parts: Sequence[Tensor], rows: Sequence[Sequence[Tensor]]) -> str:
-        """Return "" if each row has one tensor per rank, all as large as the row's part, else the reason in words."""
+        """Return "" if each `rows[i]` has one tensor per rank, all as large as `parts[i]`; else return the reason."""
         pairs = zip(parts, rows, strict=False)
         fit = all(len(row) == self.size() and {x.numel() for x in row} == {part.numel()} for part, row in pairs)
         return "" if fit and len(parts) == len(rows) else UNEQUAL
 
-    # These names are the methods for several tensors, and the names before torch 2.13.
+    # Torch calls these methods by other names for several tensors, and before torch 2.13.
     _allgather_base = all_gather_single_coalesced = allgather_into_tensor_coalesced = all_gather_single
     _reduce_scatter_base = reduce_scatter_single_coalesced = reduce_scatter_tensor_coalesced = reduce_scatter_single
     alltoall_base = all_to_all_single
@@ -171,14 +171,14 @@ for _name in ("broadcast", "reduce", "gather", "gather_single", "gather_into_ten
 
 
 def to(name: str, *arguments: Any, **named: Any) -> tuple[str, Sequence[Any], dict[str, Any]]:
-    """Return (name, arguments, named) for a call of the inner group; leave out trailing and named Nones."""
+    """Return (name, arguments, named), a call of the inner group. Drop trailing and named arguments that are None."""
     while arguments and arguments[-1] is None:
         arguments = arguments[:-1]
     return name, arguments, {key: value for key, value in named.items() if value is not None}
 
 
 def parts(x: Tensor, sizes: Sequence[int], n: int) -> Sequence[Tensor]:
-    """Split the rows of `x` among n ranks, by `sizes`, or equally if `sizes` is empty. Raise ValueError if it fails."""
+    """Split the rows of `x` among n ranks by `sizes`, or equally if it is empty. Raise ValueError if `sizes` do not fit."""
     if len(sizes) not in (0, n) or sum(sizes) != len(x) * bool(sizes) or (not sizes and len(x) % n):
         rows = f"{len(x)} rows cannot be split among {n} ranks" + f" as {list(sizes)}" * bool(sizes)
         what = "output_split_sizes and input_split_sizes"
@@ -187,7 +187,7 @@ def parts(x: Tensor, sizes: Sequence[int], n: int) -> Sequence[Tensor]:
 
 
 def shared(tensors: Sequence[Tensor]) -> bool:
-    """Return whether two of the dense tensors share memory."""
+    """Return whether any two dense tensors in `tensors` share memory."""
     spans = []
     for x in tensors:
         if x.layout is torch.strided and x.numel():
@@ -196,11 +196,11 @@ def shared(tensors: Sequence[Tensor]) -> bool:
     return any(end > begin for (_, end), (begin, _) in pairwise(sorted(spans)))
 
 
-# These exchanges compress values; without a compressor, they use flows. Ranks with equal results get equal bits.
+# These exchanges compress values, or use flows without a compressor. If ranks get one result, they get the same bits.
 
 
 def all_reduce(x: Tensor, average: bool, compressor: Compressor | None, comm: Comm) -> None:
-    """Replace `x` by its sum or mean over n ranks. A compressed sum is n times the mean in fp32: fp16 may underflow."""
+    """Replace `x` by its sum or mean over n ranks. A compressed sum is n times the mean, in fp32 to avoid underflow."""
     y = x.float() if compressor is not None and x.itemsize < 4 else x.contiguous()
     if compressor is None:
         comm.all_reduce(y.view(-1))
@@ -219,24 +219,24 @@ def reduce_scatter(
 
 
 def all_gather(out: Tensor | Sequence[Tensor], x: Tensor, compressor: Compressor | None, comm: Comm) -> None:
-    """Write every rank's `x` to `out`, in the order of ranks: one tensor, or a tensor for each rank."""
+    """Write the `x` of every rank to `out`, in the order of ranks. `out` is one tensor, or has a tensor per rank."""
     landed = compressed_all_gather(x.reshape(-1), compressor, comm, room(out, x))
     spread(landed, [out] if isinstance(out, Tensor) else out)
 
 
 def all_to_all(outs: Sequence[Tensor], ins: Sequence[Tensor], compressor: Compressor | None, comm: Comm) -> None:
-    """Send `ins[r]` to rank r, and receive `outs[r]` from rank r. Messages that get smaller are compressed."""
+    """Send `ins[r]` to rank r, and receive `outs[r]` from rank r. Compress a message only if it becomes smaller."""
     there, here = ([x.numel() for x in parts] for parts in (outs, ins))
     spread(compressed_all_to_all(torch.cat([x.reshape(-1) for x in ins]), compressor, comm, there, here), outs)
 
 
 def room(out: Tensor | Sequence[Tensor], x: Tensor) -> Tensor | None:
-    """Return `out` if values can be received in it directly: a contiguous tensor of the dtype of `x`. Else None."""
+    """Return `out` if it can receive values directly (a contiguous tensor of the dtype of `x`), or None otherwise."""
     return out if isinstance(out, Tensor) and out.is_contiguous() and out.dtype == x.dtype else None
 
 
 def spread(landed: Tensor, outs: Sequence[Tensor]) -> None:
-    """Copy the received values `landed` to `outs`, one after another, unless they are there already."""
+    """Copy the received values `landed` to the tensors `outs`, in order. Skip tensors that received them directly."""
     for out, values in zip(outs, landed.view(-1).split([out.numel() for out in outs]), strict=True):
         if out.data_ptr() != values.data_ptr():
             out.copy_(values.view(out.shape))
@@ -276,8 +276,8 @@ def compare(
 
     An exact collective of gloo begins when the lines of all ranks agree. If calls differed, gloo could read the bits of
     one dtype as another, add the values of two reductions, or end a process that receives too many bytes. A compressed
-    collective sends its first messages before all lines have come: the tags of these messages contain the digest, so
-    a rank with another call never receives them.
+    collective sends its first messages before all lines have arrived. The tags of these messages contain the digest,
+    so that a rank with another call never receives the messages.
     """
     rank, n = group.rank(), group.size()
     here, there = splits or ([0] * n, [0] * n)

@@ -22,13 +22,13 @@ OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 class Policy:
     """The choice of collectives to compress: those that sum, average or move large floating-point tensors.
 
-    Other calls are exact: MAX, MIN, PRODUCT, broadcasts, messages between two ranks, and any with small or int tensors.
+    Other calls are exact: MAX, MIN, PRODUCT, broadcasts, messages between two ranks, calls on small or integer tensors.
 
     Args:
         compressor: such as `compressors.UInt4()`. None sends values uncompressed, which is useful with `flows`.
         operations: the collectives to compress, of "all_reduce", "reduce_scatter", "all_gather" and "all_to_all".
         least: the smallest number of bytes to compress, summed over all tensors that a call reduces, scatters or
-            gathers. In an all-to-all, sizes differ among ranks, so any message is compressed that becomes smaller.
+            gathers. In an all-to-all, sizes differ among ranks, so a message is compressed if it becomes smaller.
         flows: the number of connections to each peer, as in `Comm`; for tensors on the CPU.
         compare: with each call for tensors on the CPU, send every other rank 128 bytes that describe the call. If
             calls differ, an error names the ranks at once; exact calls begin only when all ranks agree. If False, this
@@ -56,7 +56,7 @@ class Policy:
         return expression(self)
 
     def objection(self, operation: str, tensors: Sequence[Tensor], op: Any, size: int) -> str:
-        """Return the reason why an operation must be exact, or "" if it need not be. All ranks get the same result.
+        """Return the reason why an operation is exact, or "" if the policy applies to it; equal on all ranks.
 
         `tensors` are all tensors that the `size` ranks reduce, scatter or gather; `op` is None except for reductions.
         """

@@ -1,4 +1,4 @@
-"""The work object that a collective returns; errors of its `wait()` and its future name the rank at fault."""
+"""The work object that a collective returns; it raises errors that name the rank at fault."""
 
 import time
 from collections import deque
@@ -15,7 +15,7 @@ from ..monitor import Collective, Monitor
 
 
 class Passed(Flight):
-    """A flight of torch works in the inner group; with no works it has ended. `launch`, if given, returns the works."""
+    """A flight that ends with `works`, torch works of the inner group. `launch`, if given, returns these works."""
 
     def __init__(self, works: Sequence[Any] = (), launch: Flight | None = None) -> None:
         self._works, self._launch = [work for work in works if work is not None], launch
@@ -36,7 +36,7 @@ class Passed(Flight):
             self._launch.fail(error)
 
     def follow(self) -> None:
-        """Let the current stream wait for NCCL, by futures: `wait()` would release tensors that NCCL keeps alive."""
+        """Make the current stream wait for NCCL, by futures, because `wait()` would free tensors that NCCL keeps."""
         for work in self.works:
             work.get_future().wait()
 

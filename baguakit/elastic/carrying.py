@@ -2,7 +2,7 @@
 
 Let rank r have the state x_r after steps_r complete steps. The *survivors* are the ranks that have trained before.
 
-    steps  ←  max_r steps_r    over the survivors
+    steps  ←  max_r steps_r    over the survivors; the round begins after so many steps
     x_r    ←  x_peer           if rank r has joined; or if the rules keep weights equal on all ranks, and rank r has
                                fewer steps, or other weights, than the lowest rank with the most steps
 
@@ -25,8 +25,8 @@ from ..flights import checksum, load_runners
 from ..monitor import PeerError
 from ..primitives import mean_
 
-# The state of an attachment between two rounds, after its last complete step: as `Engine.state_dict` returns it, plus
-# "made", the number of steps in the previous round.
+# The state of an attachment after its last complete step, kept between two rounds: the result of `Engine.state_dict`,
+# plus "made", the number of steps that were made in the previous round.
 Kept = dict[str, Any]
 
 
@@ -41,7 +41,7 @@ class Carrying:
     steps: int = 0  # the steps that the survivors made in the previous round
 
     def fill(self) -> None:
-        """Set weights, buffers and optimizer state to their values at the begin of the round. Collective."""
+        """Set weights, buffers and optimizer state to the values with which the round begins. Collective."""
         if self.survivors:
             self.engine.together("what all ranks have kept", self._fill)
         else:
@@ -61,7 +61,7 @@ class Carrying:
         acting = [rule for rule in engine.setup.rules if rule.acts(max(0, step - 1))]
         same = all(rule.what == "grad" and rule.stage.same_on_all_ranks for rule in acting)  # weights on all ranks
         self.holders = [r for r, each in known.items() if not same or (each[0], each[2]) == (step, known[one][2])]
-        # Each rank that does not keep its state receives a holder's, and loads nothing before all of it has arrived.
+        # A rank that does not keep its state receives the state of a rank that does, and loads it once it is complete.
         needy = [rank for rank in range(comm.size) if rank not in self.holders]
         source = {rank: self.holders[i % len(self.holders)] for i, rank in enumerate(needy)}
         state = packed(engine, kept) if comm.rank in source.values() else torch.empty(0, dtype=torch.uint8)
@@ -97,7 +97,7 @@ class Carrying:
 
 
 def packed(engine: Engine, kept: Kept | None) -> Tensor:
-    """Return the state of this rank as bytes (n,)."""
+    """Return model, optimizers, scaler and `kept` of this rank as a tensor (n,) of bytes."""
     setup, content = engine.setup, io.BytesIO()
     model = {name: local(x) for name, x in (*setup.model.named_parameters(), *setup.model.named_buffers())}
     scaler = None if setup.scaler is None else setup.scaler.state_dict()

@@ -1,8 +1,8 @@
-"""Doors: a process listens on a socket, its door; others connect to this socket to see whether they can reach it.
+"""Doors: a process listens on a socket, its door. Other processes connect to the door to test the network path.
 
     OPEN     the door has accepted the connection
     GONE     the host has refused the connection or closed it: the process has ended
-    SILENT   there is no route, or the host has not answered for `ANSWERS` seconds: the link is broken, or the host off
+    SILENT   there is no route, or no answer within `ANSWERS` seconds: the link is broken, or the host is off
     ""       the state is not known yet, or the process has no door
 
 The kernel accepts connections, so the door of a process that computes or is stopped is open, too. Doors use gloo's
@@ -102,7 +102,7 @@ def is_open(made: socket.socket) -> bool:
 
 
 def own_address() -> str:
-    """Return gloo's own address: of the interface in GLOO_SOCKET_IFNAME, else of the host's name, else 127.0.0.1.
+    """Return the address that gloo uses: that of GLOO_SOCKET_IFNAME, else of the host's name, else 127.0.0.1.
 
     Raises:
         OSError: the interface has no IPv4 address.

@@ -39,7 +39,7 @@ class Change:
     Attributes:
         rank, ranks: the rank of this process and the number of ranks, from now on.
         before: for each rank, its rank before the change; None for a rank that has joined.
-        lost: the names of lost ranks: host and process number.
+        lost: the names of lost ranks, which begin with host and process number.
         steps: the number of optimizer steps made in the previous group.
         step: the number of optimizer steps made since training began; all ranks continue with the next step.
         seconds: the time since this rank noticed the end of the round; 0 on a rank that joins.
@@ -164,11 +164,11 @@ class Membership(Rounds):
         self._touched = time.monotonic()
 
     def _is_loss(self, error: RuntimeError) -> bool:
-        """Return whether a lost rank may be the cause: of a PeerError, a network error, or any after a round's end."""
+        """Return whether a lost rank may have caused `error`: a PeerError, a network error, or any after the round."""
         return isinstance(error, (PeerError, dist.DistError)) or bool(self.why) or bool(GLOO.match(str(error)))
 
     def regroup(self, error: BaseException | None) -> None:
-        """Enter the next round, and continue from the last complete step. `error` ended the old one; None: a pause."""
+        """Enter the next round, and continue from the last complete step. `error` is None if a pause ended a round."""
         began, old = time.monotonic(), self.round
         why = str(self.pausing.plan["why"] if error is None else error)
         self._stuck = self._stuck or (None if error is None else began)
@@ -189,7 +189,7 @@ class Membership(Rounds):
                 refused += 1
                 for engine in self._engines:
                     engine.make_setup(engine.make)  # raises if this group cannot work, such as pairs of an odd number
-                # If a rank that has joined has another setup, that rank raises the error and ends; others meet again.
+                # If a new rank has another setup, the new rank raises this error and ends; the others meet again.
                 if refused == FRUITLESS or self.round is None or self.round.rank not in self.round.survivors():
                     raise
                 self._keep(differs)
@@ -343,7 +343,7 @@ def join(
     with `python -m baguakit.store`, best on a machine that does not train. Anyone who can connect to the store can run
     code on every rank, so bind the store to a private network or a VPN.
 
-    If called in the main thread, this makes SIGTERM leave the group after the current step, like `att.leave()`.
+    A call in the main thread sets a SIGTERM handler, which makes this rank leave after the current step (`att.leave`).
 
     Args:
         endpoint: "host:port" of the store; without ":port", the port is 29400.

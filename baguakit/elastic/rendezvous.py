@@ -20,15 +20,15 @@ the next meeting. A new process comes once it reaches the doors of all living me
 If no step has been made within the patience, each member writes whose doors do not answer. Then members are left out,
 one after another, until all remaining members reach each other.
 
-`torch.distributed.elastic` is not used: its rendezvous can miss waiting ranks, takes slow ranks for dead ones, and
-waits for a rank whose training hangs but whose threads run.
+`torch.distributed.elastic` is not used, because its rendezvous can leave out waiting ranks, takes slow ranks for dead
+ranks, and waits for a rank whose training hangs if the other threads of that rank still run.
 
 **Pauses.** All ranks end the round after the same step `until`, so that no step is lost:
 
     until  =  1 + max_r at_r        rounded up to a multiple of `every`
 
 Here at_r is the number of steps that rank r has made when it hears of the pause. A background thread writes at_r, so no
-rank waits until another has ended its step. Once it has written at_r, a rank ends a step only when it knows `until`.
+rank waits until another rank has ended its step. From then on, rank r computes `until` before it ends a step.
 """
 
 import json
@@ -66,7 +66,7 @@ class Settings:
 
     @property
     def silence(self) -> float:
-        """Return the seconds without a beat after which a member is gone."""
+        """Return the seconds without a sign of life after which a member counts as lost."""
         return max(SILENCE, 5 * self.keep_alive)
 
     @property
@@ -122,7 +122,7 @@ class Round:
 
 
 class Counts(dict[str, tuple[int, float]]):
-    """The last seen values of counters in the store, with times. A living process keeps increasing its counter."""
+    """The last values of counters in the store, and when they changed. A living process keeps raising its counter."""
 
     def rise(self, store: Any, key: str, now: float, seconds: float) -> bool:
         """Return True if counter `key` has risen in the last `seconds`, or has been watched for less than `seconds`."""
@@ -269,7 +269,7 @@ class Rendezvous:
 def unbroken(present: list[Member], places: Mapping[str, int]) -> list[Member]:
     """Remove the member in the most broken pairs until no pair is broken, and return the remaining members.
 
-    In a broken pair, one member does not reach the other. A tie removes the last member by `places`, the old ranks.
+    In a broken pair, one member does not reach the other. In a tie, remove a new member, or else the highest old rank.
     """
     kept = list(present)
     while pairs := {frozenset((a.name, b.name)) for a in kept for b in kept if b.name in (a.cut or ())}:
@@ -303,7 +303,7 @@ def tell_broken(store: Any, why: str) -> None:
 
 
 def delete_before(store: Any, number: int) -> Iterator[str]:
-    """Delete the keys of rounds before `number`; yield after each key, since there may be many."""
+    """Delete the keys of rounds before `number`, and yield each, so that the caller can do other work in between."""
     for key in store.list_keys():
         if (round := key.partition("/")[0]).isdecimal() and int(round) < number:
             store.delete_key(key)
@@ -327,14 +327,14 @@ class Pause:
         self.round.store.set("told", "")
 
     def heard(self) -> None:
-        """Read the plan of the pause, and write this rank's step to the store. Runs on the thread of `_pulse`."""
+        """Read the plan of the pause, and write this rank's step to the store. Called on the thread of `_pulse`."""
         self.plan = json.loads(self.round.store.get("plan"))  # first, so that a step that ends now waits for all
         self.round.store.set(f"at/{self.round.rank}", str(self.step()))
 
     def due(self, step: int) -> bool:
-        """Return True if the round ends after `step`. Once a pause is planned, wait until all ranks have written steps.
+        """Return True if the round ends after `step`. If a pause is planned, first wait for the steps of all ranks.
 
-        If a rank has not written its step in time, return False: the rank is lost, so the next message to it fails.
+        If a rank does not write its step in time, return False: the rank is lost, so the next message to it fails.
         """
         if not self.plan:
             return False

@@ -221,7 +221,7 @@ class Rounds:
         return self._stuck is not None and time.monotonic() - self._stuck > self.settings.patience
 
     def end_round(self, gone: bool = False) -> None:
-        """End the round on this rank: tell the others, and abort the group. With `gone`, this process has left."""
+        """End the round on this rank: tell the others, and abort the group. With `gone`, this rank leaves for good."""
         if self.round is not None:
             round, self.round = self.round, None
             self._over.set()
@@ -258,10 +258,10 @@ class Rounds:
         abort_all([self.group])
 
     def during(self, work: Callable[[], Any], group: Any) -> Any:
-        """Run the collective `work` on a thread, and return its result. If the round ends, do not wait for gloo.
+        """Run the collective `work`, and return its result. If the round ends, raise an error at once.
 
-        Gloo's waits do not end when a group is aborted. On a GPU the host waits for the collective if `group` is the
-        group of the round. The attachments use other groups, and their monitors wait.
+        It runs on a thread, because gloo's waits do not end when a group is aborted. On a GPU the host waits for the
+        collective if `group` is the group of the round. The attachments use other groups, and their monitors wait.
 
         Raises:
             PeerError: the round is over, or ends meanwhile.
@@ -292,8 +292,8 @@ class Rounds:
         """Send signs of life, watch the next rank, and end or pause the round when the store says so. Runs on a thread.
 
         Rank 0 asks for a pause when processes wait to join. If the store does not answer, the round ends on this rank,
-        because the other ranks may have continued without it. Gloo notices a lost rank at once if it is connected to
-        this rank; but a lazy group may not be connected yet, and would wait until its timeout.
+        because the other ranks may have continued without it. The next rank is watched because gloo notices a lost
+        rank only on open connections; a lazy group that has not connected yet would wait until its timeout.
         """
         store, settings, all_rounds = round.store, self.settings, self._store
         after, counts, knocks = round.members[(round.rank + 1) % round.size], Counts(), Knocks()

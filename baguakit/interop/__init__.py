@@ -1,6 +1,6 @@
 """Stages in the hooks of other trainers: `DistributedDataParallel`, FSDP2 and Lightning.
 
-Only `interop.lightning.BaguaStrategy` needs Lightning, and imports it when the strategy is first used.
+Only `interop.lightning.BaguaStrategy` needs Lightning, which is imported at the first use of this strategy.
 """
 
 from . import lightning

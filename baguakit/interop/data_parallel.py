@@ -42,7 +42,7 @@ def ddp(
         handle = bk.interop.ddp(ddp_model, bk.stages.ErrorFeedback(bk.stages.CompressedMean()))
 
     Collective. DDP's `no_sync()`, `find_unused_parameters`, `static_graph` and `gradient_as_bucket_view` still work.
-    DDP's `join()` does not work, because a rank that has finished makes no exchanges. After `detach()` DDP averages.
+    DDP's `join()` does not work: a rank that has finished makes no exchanges. After `detach()` DDP averages again.
 
     Args:
         ddp_model: the wrapped model.
@@ -135,7 +135,7 @@ _lives: "weakref.WeakKeyDictionary[DistributedDataParallel, DataParallelLife | N
 
 
 def average(state: Any, bucket: GradBucket) -> Future[Tensor]:
-    """Return the future of a bucket that DDP has filled. This hook stays, since a DDP model accepts only one hook.
+    """Return the future of a bucket that DDP has filled. This hook is never removed: a DDP model accepts only one.
 
     After `detach()` it averages the bucket as DDP does. `state` is a weak reference to the model.
     """

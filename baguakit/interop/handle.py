@@ -47,7 +47,7 @@ class HookLife(Life[Setup]):
         return replace(setup, lines=(*map(repr, setup.rules), f"scaler={setup.scaler is not None}", *setup.lines))
 
     def begin(self) -> HookRunner | None:
-        """Return the runner whose rule acts in this backward, or None. Each hook calls it; the first begins a step."""
+        """Return the runner whose rule acts in this backward, or None. The first hook of a backward begins a step."""
         self.runtime.monitor.check()
         task = torch._C._current_graph_task_id()
         if task != self.task:
@@ -61,7 +61,7 @@ class HookLife(Life[Setup]):
     def launch(self, runner: HookRunner, called: int, flat: Tensor, params: Sequence[Tensor], *how: Any) -> int:
         """Launch the bucket with the hook's number `called`, and return the runner's number of this bucket.
 
-        If flights change a state, all flights of a backward keep their changes, or none. `how`: see `take_off`.
+        If flights change a state, all flights of a backward keep their changes, or none does. `how`: see `take_off`.
         """
         i = runner.fit(called, flat, params)
         if not runner.ledgers[0].launches:
@@ -93,7 +93,7 @@ class HookLife(Life[Setup]):
         return saved
 
     def load(self, state: dict[str, Any], same_ranks: bool) -> None:
-        """Store the saved states of the rules, which are loaded when the hook gives the buckets."""
+        """Store the saved states of the rules. They are loaded when the hook gets its first buckets."""
         for i, runner in enumerate(self.runners):
             runner.recall(state["rules"][str(i)], same_ranks)
 

@@ -135,7 +135,7 @@ class Unit:
 
 
 def units_of(model: nn.Module, comm: Comm | None) -> list[Unit]:
-    """Return the units of a model, in the order of its modules. If `comm` has other ranks, FSDP scatters first.
+    """Return the units of a model, in module order. If `comm` is not the shards' group, FSDP scatters gradients first.
 
     Raises:
         TypeError: `fully_shard` has not been called on any module of the model.
@@ -184,7 +184,7 @@ def units_of(model: nn.Module, comm: Comm | None) -> list[Unit]:
 
 
 def check_units(units: list[Unit], comm: Comm, across: bool) -> None:
-    """Raise a ValueError if units have several groups or a stage, or `comm` shares only some ranks with the group."""
+    """Raise a ValueError if groups of units differ, a unit has a stage, or `comm` partly overlaps the units' group."""
     first, ours = units[0], members_of(comm.group)
     for unit in units:
         if unit.ranks != first.ranks:
@@ -233,7 +233,7 @@ class ShardedLife(HookLife):
 
     def hook_within(self, i: int, module: Any, weights: Compressor | None) -> None:
         """Replace FSDP's reduce-scatter of unit `i` by the stage's first half; with `weights`, its all-gather, too."""
-        # Importing these takes seconds. They are for `detach`: torch has no public way to restore its functions.
+        # This import takes seconds, so it is local. `detach` needs it, as torch has no public way to restore functions.
         from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
         module.set_custom_reduce_scatter(ReduceScatter(self, i))

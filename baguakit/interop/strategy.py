@@ -36,9 +36,9 @@ class BaguaStrategy(DDPStrategy):
     """A Lightning strategy for data parallelism, in which an algorithm of this package does the communication.
 
     If weights or state differ between ranks (gossip, local steps, error feedback), a checkpoint has several files: rank
-    0 writes Lightning's file, and each other rank a file in a folder `ranks` beside Lightning's. A fit that resumes on
-    the same number of ranks continues exactly. Evaluation uses rank 0's weights, as with Lightning's DDP; call
-    `trainer.strategy.attachment.merge()` in a callback to use the mean of all ranks.
+    0 writes Lightning's file, and each other rank writes a file in the folder `ranks` beside Lightning's file. A fit
+    that resumes on the same number of ranks continues exactly. Evaluation uses rank 0's weights, as with Lightning's
+    DDP. To use the mean of all ranks, call `trainer.strategy.attachment.merge()` in a callback.
 
     Args:
         algorithm: such as `bk.algorithms.bytegrad()`, or a tuple of rules; or the name of one of
@@ -136,7 +136,7 @@ class BaguaStrategy(DDPStrategy):
             self.checkpoint_io.save_checkpoint(part, path, storage_options=storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the content of Lightning's file, updated from this rank's file if a fit resumes whose ranks differ."""
+        """Return the content of Lightning's file. If ranks differ, a fit that resumes also reads this rank's file."""
         checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, *args, **kwargs)
         saved: Any = checkpoint.get(KEY)
         module: Any = self.lightning_module
@@ -163,13 +163,13 @@ class BaguaStrategy(DDPStrategy):
             self.checkpoint_io.remove_checkpoint(part_of(filepath, self.global_rank))
 
 
-# The options that DDPStrategy uses itself. It passes all others to the DDP wrapper.
+# DDPStrategy uses these options itself. It passes all other options to the DDP wrapper.
 OPTIONS = {"accelerator", "checkpoint_io", "cluster_environment", "parallel_devices", "precision_plugin"}
 OPTIONS |= {"process_group_backend", "start_method", "timeout"}
 
 
 def part_of(filepath: Any, rank: int) -> str:
-    """Return the path of a rank's file. It is in a folder, so that Lightning does not take it for a checkpoint."""
+    """Return the path of a rank's file in a folder `ranks`, in which Lightning does not look for checkpoints."""
     path = os.fspath(filepath)
     folder, name = os.path.split(os.path.realpath(path) if os.path.islink(path) else path)
     return os.path.join(folder, "ranks", f"{name}.{rank}")
