@@ -178,7 +178,7 @@ def to(name: str, *arguments: Any, **named: Any) -> tuple[str, Sequence[Any], di
 
 
 def parts(x: Tensor, sizes: Sequence[int], n: int) -> Sequence[Tensor]:
-    """Split the rows of `x` among n ranks, by `sizes` or equally if it is empty. Raise ValueError if this is impossible."""
+    """Split the rows of `x` among n ranks, by `sizes` or equally if it is empty. Raise ValueError if impossible."""
     if len(sizes) not in (0, n) or sum(sizes) != len(x) * bool(sizes) or (not sizes and len(x) % n):
         rows = f"{len(x)} rows cannot be split among {n} ranks" + f" as {list(sizes)}" * bool(sizes)
         what = "output_split_sizes and input_split_sizes"
