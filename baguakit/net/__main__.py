@@ -1,4 +1,4 @@
-"""The command line: `python -m baguakit.net build` and `python -m baguakit.net measure`."""
+"""Implement the commands `python -m baguakit.net build` and `python -m baguakit.net measure`."""
 
 import argparse
 import sys
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommands `build` and `measure`; their `run(options)` returns the exit status."""
+    """Add the subcommands `build` and `measure`. `options.run(options)` runs one and returns the exit status."""
     commands = parser.add_subparsers(required=True, title="subcommands")
 
     one = commands.add_parser("build", help="compile the NCCL network plugin")
@@ -40,7 +40,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(options: argparse.Namespace) -> int:
-    """Run a subcommand; print an error as a sentence, and return the exit status."""
+    """Run a subcommand; print an error without a traceback; return the exit status."""
     try:
         options.act(options)
     except (OSError, RuntimeError, ValueError) as error:

@@ -1,8 +1,7 @@
-"""A measurement of TCP's bandwidth between two machines, by the number of threads and sockets.
+"""Measure the bandwidth of TCP between two machines, for several numbers of threads and sockets.
 
-    client: hello, bytes … end  →  server counts  →  client: the count; then rate = all bytes / time until all counts
-
-So bytes that are still in buffers do not count as received.
+The client sends a hello and then data over each flow. At the end of the data, the server returns the number of bytes
+that it has received. The rate is the sum of these numbers, divided by the time until the last number has arrived.
 
 `nccl_socket_settings` finds the number of threads and sockets of NCCL's own TCP transport for a link.
 """
@@ -32,15 +31,15 @@ MOST_FLOWS, HELLO_TIMEOUT = 128, 5.0  # flows of a server, twice as many as NCCL
 def measure(
     host: str, port: int = PORT, *, layouts: Sequence[Layout] = LAYOUTS, seconds: float = 1.0
 ) -> dict[Layout, float]:
-    """Return the bandwidth to `host`, where `serve` runs, in bytes per second, for each layout.
+    """Return the bandwidth to `host`, where `serve` runs, in bytes per second, by layout.
 
     Nothing else should use the link.
 
     Args:
         host: the name or address of the server.
-        port: its port.
+        port: the port of the server.
         layouts: pairs (threads, sockets of each thread), each of at most 128 sockets in all.
-        seconds: the time to send with each layout; the wait until the last byte has arrived is added.
+        seconds: the time to send with each layout. The wait until the last byte has arrived comes on top.
 
     Raises:
         ConnectionError: the server does not answer or ends; the message names host and port.
@@ -70,14 +69,14 @@ def measure(
 
 
 def serve(address: str = "127.0.0.1", port: int = PORT, *, ready: Callable[[str, int], None] | None = None) -> None:
-    """Receive the messages of `measure`, until a KeyboardInterrupt.
+    """Receive and count the data that `measure` sends, until a KeyboardInterrupt.
 
-    At most 128 flows are received at a time, each by a thread with a buffer of 256 KiB (32 MiB in all); others wait. A
-    client is disconnected if it does not send the right hello within 5 seconds, or sends nothing for 30 seconds later.
+    At most 128 flows are received at a time, each by a thread with a buffer of 256 KiB (32 MiB in all). Further flows
+    wait. A flow is closed if the right hello does not arrive within 5 seconds, or later nothing arrives for 30 seconds.
 
     Args:
-        address: the IPv4 or IPv6 address to listen on: that of this machine on the link. There is no authentication,
-            so by default only this machine can connect; "0.0.0.0" accepts connections to all its addresses.
+        address: the IPv4 or IPv6 address of this machine on the link. There is no authentication, so by default only
+            this machine can connect. "0.0.0.0" accepts connections to all IPv4 addresses of this machine.
         port: the port to listen on; 0 for a free one.
         ready: a function that is called with the address and the port when clients may connect.
 
@@ -115,7 +114,7 @@ def serve(address: str = "127.0.0.1", port: int = PORT, *, ready: Callable[[str,
     with server:
         if ready:
             ready(*server.getsockname()[:2])
-        while True:  # flows for which no thread is free wait in the queue of the system
+        while True:  # if no thread is free, flows wait in the queue of the operating system
             free.acquire()
             flow, _ = server.accept()
             threading.Thread(target=receive, args=(flow,), daemon=True).start()
@@ -139,7 +138,7 @@ def _rate(address: tuple[str, int], threads: int, sockets: int, seconds: float) 
 
 
 def _fill(flows: list[socket.socket], start: threading.Barrier, seconds: float) -> tuple[float, float, int]:
-    """Send over the flows of one thread for some seconds; return the begin, the end and the bytes that arrived."""
+    """Send over the flows of one thread; return the time of the begin, the time of the end, and the bytes received."""
     payload = bytes(BUFFER)
     with selectors.DefaultSelector() as selector:
         for flow in flows:
@@ -158,7 +157,7 @@ def _fill(flows: list[socket.socket], start: threading.Barrier, seconds: float) 
 
 
 def _read(flow: socket.socket, size: int, within: float = TIMEOUT) -> bytes:
-    """Return `size` bytes; raise ConnectionResetError if the flow ends before, TimeoutError if they take too long."""
+    """Read `size` bytes; raise ConnectionResetError if the flow ends first, TimeoutError after `within` seconds."""
     data, until = b"", time.monotonic() + within
     while len(data) < size:
         flow.settimeout(max(until - time.monotonic(), 1e-3))
@@ -211,13 +210,13 @@ class SocketSettings:
 
 
 def nccl_socket_settings(link: str | Mapping[Layout, float]) -> SocketSettings:
-    """Return the fewest flows, with the fewest threads, that reach 95 % of the best bandwidth measured on a link.
+    """Return the settings with the fewest flows (then threads) that reach 95 % of the best bandwidth on a link.
 
-    More flows than necessary take memory, one core per busy thread, and bandwidth of other users of the link.
+    Unnecessary flows cost memory, a core for each busy thread, and bandwidth of other users of the link.
 
     Args:
-        link: the bytes per second by (threads, sockets of each thread), as `measure` returns them; or the host on which
-            `python -m baguakit.net measure --server --bind ADDRESS` runs, which is then measured for about 30 seconds.
+        link: the bytes per second by (threads, sockets of each thread), as `measure` returns them; or a host that runs
+            `python -m baguakit.net measure --server --bind ADDRESS`, whose link is then measured for about 30 seconds.
 
     Raises:
         ValueError: there is no measurement, or NCCL does not support a layout.

@@ -1,4 +1,4 @@
-"""The build of the NCCL network plugin by the C compiler of this machine."""
+"""Compile the NCCL network plugin with the C compiler of this machine."""
 
 import hashlib
 import os
@@ -16,7 +16,7 @@ LIBRARY = "libnccl-net-baguanet.so"
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=c11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
 WARNINGS = ("-Wall", "-Wextra", "-Wformat=2", "-Werror=format-security", "-Wshadow", "-Wvla", "-Wstrict-prototypes")
-# The library parses data from the network: the compiler and the linker add protection.
+# These flags add protection, because the library parses data from the network.
 HARDENING = (
     *("-fstack-protector-strong", "-fstack-clash-protection", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"),
     *("-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack"),
@@ -31,14 +31,14 @@ def build(out: str | os.PathLike[str] | None = None, *, compiler: str | None = N
 
     Args:
         out: the directory of the library, created if it is missing; None for a directory in `~/.cache/baguakit` whose
-            name is a hash of the source, the compiler and the flags: if it has the library, nothing is compiled.
+            name is a hash of the source, the compiler and the flags. A library in that directory is not compiled again.
         compiler: a command; None for the first of cc, gcc and clang.
         flags: further flags of the compiler.
 
     Raises:
         TypeError: an argument has another type.
         ValueError: there is no compiler, or the system is not Linux.
-        RuntimeError: the compiler failed; with its output.
+        RuntimeError: the compiler failed; the message has the compiler's output.
     """
     if compiler is not None:
         text("compiler", compiler)

@@ -8,8 +8,8 @@
 | `roofline(measured)`                   | kernels compared to the speed of a copy, from `bench.roofline`      |
 | `topology.Ring().draw(size)`           | the graph and the mixing matrix (every topology)                    |
 
-The functions import matplotlib when they are called. Figures are independent of pyplot: `.savefig("decay.png")`; a
-notebook displays them after `%matplotlib inline`. Lines differ in colour (Okabe and Ito's), marker and dashes.
+The functions import matplotlib when they are called. They do not use pyplot: save a figure by `.savefig("decay.png")`;
+a notebook displays figures after `%matplotlib inline`. Lines differ in colour (Okabe and Ito's), marker and dashes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,9 +31,9 @@ __all__ = ["consensus_decay", "error_histogram", "roofline", "score_by_bytes"]
 
 LONGEST = 4096  # rounds of the longest period for which the spectral gap is computed
 ROUNDING = 1e-8  # relative to the first distance: smaller distances are rounding errors of fp32
-ACROSS, BINS = 3, 81  # histograms beside each other, and bars in one
+ACROSS, BINS = 3, 81  # the histograms in a row of a figure, and the bars in a histogram
 
-# Okabe and Ito's colours without yellow, which is hard to see on white: dark and light in turn.
+# These are Okabe and Ito's colours, dark and light in turn, with grey for yellow, which is hard to see on white.
 COLOURS = ("#0072B2", "#D55E00", "#000000", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#7F7F7F")
 MARKERS = "osD^v<>P"
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (6, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 2, 1, 2)))
@@ -41,7 +41,7 @@ PALE = "#8a8a8a"
 
 
 def blank(width: float, height: float) -> "Figure":
-    """Return an empty figure of a size in inches.
+    """Return an empty figure of `width` by `height` inches.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -61,7 +61,7 @@ def line_style(i: int) -> dict[str, Any]:
 
 
 def set_frame(axes: "Axes", legend: str = "", **options: Any) -> None:
-    """Set a pale grid; remove the frame at the top and right. Put a legend outside, at the place `legend`, if given."""
+    """Draw a pale grid; remove the frame at the top and right. If `legend` is given, put a legend there, outside."""
     axes.grid(True, color="#d8d8d8", linewidth=0.5)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -74,17 +74,17 @@ def set_frame(axes: "Axes", legend: str = "", **options: Any) -> None:
 
 @checked
 def consensus_decay(distances: Mapping[Topology, Sequence[float]], size: int) -> "Figure":
-    """Draw measured distances from the mean by round, with the decay that the spectral gap gives.
+    """Draw the measured distance of n ranks' values x_r from their mean x̄ by round, and its bound by the spectral gap.
 
         points   d_t = sqrt( (1/n) Σ_r ‖x_r − x̄‖² )  after t rounds
         line     ρ^t d_0,   ρ = 1 − topology.spectral_gap(n)
 
-    The points of a static symmetric topology lie on or below its line. A topology that reaches the exact mean has no
-    line; the legend gives the number of rounds.
+    The points of a static symmetric topology lie on or below its line. If a topology reaches the exact mean, the legend
+    gives the number of rounds to it, and the line is not drawn.
 
     Args:
-        distances: d_0, d_1, d_2 … by topology. Distances below 10⁻⁸ of the largest d_0 are rounding errors: they have
-            no points, and a dashed line falls to the bottom at the first one.
+        distances: d_0, d_1, d_2 … by topology. Distances below 10⁻⁸ of the largest d_0 are rounding errors and are not
+            drawn; a dashed line falls from the point before to the bottom.
         size: n, the number of ranks.
 
     Raises:
@@ -122,8 +122,8 @@ def consensus_decay(distances: Mapping[Topology, Sequence[float]], size: int) ->
 def error_histogram(x: Tensor, *compressors: Compressor) -> "Figure":
     """Draw a histogram of the errors Q(x) − x of each compressor Q, in units of the root mean square of x.
 
-    Each panel has its own scale, three times the root mean square of the error on both sides. Its title has the bits
-    per value on the wire and the relative error  ‖Q(x) − x‖ / ‖x‖.
+    Each panel shows errors up to three times their root mean square. The panel's title has the bits per value on the
+    wire and the relative error  ‖Q(x) − x‖ / ‖x‖.
 
     Args:
         x: a floating tensor of any shape, on any device; it is compressed as one row.
@@ -163,7 +163,7 @@ def error_histogram(x: Tensor, *compressors: Compressor) -> "Figure":
 def roofline(measured: Mapping[str, Any], families: Sequence[str] | None = None) -> "Figure":
     """Draw the bandwidth of kernels relative to a copy, and the time of a call, by the number of values.
 
-    A kernel that moves as many bytes as a copy is rarely faster, except for small tensors, which fit into a cache.
+    A kernel that moves as many bytes as a copy is rarely faster than the copy, unless the tensor fits into a cache.
 
     Args:
         measured: the output of `python -m bench.roofline`: a dict with "machine" and "rows". A row has "family",
@@ -171,7 +171,7 @@ def roofline(measured: Mapping[str, Any], families: Sequence[str] | None = None)
         families: the families to draw; None for all.
 
     Raises:
-        ValueError: there is no row of one of the families.
+        ValueError: `measured` has no row of a family.
     """
     groups: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
     for row in measured["rows"]:
@@ -208,11 +208,11 @@ def score_by_bytes(curves: Mapping[str, Sequence[tuple[float, float]]], score: s
 
     Args:
         curves: points (bytes sent so far, score) by name, in the order of training; one point is enough. The axis of
-            bytes is logarithmic: a run that sends nothing is drawn as a horizontal line at its last score.
+            bytes is logarithmic, so a run that sends nothing is drawn as a horizontal line at its last score.
         score: the label of the score.
 
     Raises:
-        ValueError: a curve has no points.
+        ValueError: `curves` is empty, or a curve has no points.
     """
     if not curves or not all(curves.values()):
         raise ValueError(f"curves has at least one point (bytes, score) for each name; not {dict(curves)!r}")

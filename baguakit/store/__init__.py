@@ -1,1 +1,1 @@
-"""The store of `bk.elastic`, a program: `python -m baguakit.store`."""
+"""A program, `python -m baguakit.store`, which runs the store of `bk.elastic`."""

@@ -1,8 +1,8 @@
-"""`python -m baguakit.store`: the store through which the ranks of `bk.elastic.join` find each other.
+"""Run the store through which the ranks of `bk.elastic.join` find each other: `python -m baguakit.store`.
 
-Run the store on any machine that all ranks reach, best one that does not train: when the store ends, the training ends.
-The store listens on one address. Whoever reaches it can run code in every rank, since torch unpickles its contents:
-bind it to a private network or a VPN, never to the internet.
+Run the store on a machine that all ranks reach. Prefer a machine that does not train: training ends with the store. The
+store listens on one address. Anyone who reaches this address can run code in every rank, since torch unpickles the
+contents of the store. So bind the store to an address in a private network or a VPN, never to the internet.
 """
 
 import argparse
