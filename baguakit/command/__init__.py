@@ -81,6 +81,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def interrupt(number: int, frame: FrameType | None) -> Any:
-    """Unwind and exit with status 130, without a traceback; a second Ctrl-C ends the process at once."""
+    """Handle Ctrl-C: raise SystemExit with status 130. A second Ctrl-C ends the process at once."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     raise SystemExit(INTERRUPTED)

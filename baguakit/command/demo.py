@@ -1,6 +1,6 @@
 """The subcommand `demo`: ranks that see different digits train with one algorithm after another.
 
-Rank r of n sees printed digits d with d mod n = r, under noise.
+Rank r of n sees printed digits d with d mod n = r, with noise added.
 """
 
 import argparse
@@ -63,7 +63,7 @@ FONT = """
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to train."""
+    """An algorithm, with the hyperparameters that the demo trains with."""
 
     name: str  # the name of a function in `bk.algorithms`, and after a comma the variant
     algorithm: Algorithm
@@ -81,7 +81,7 @@ class Contender:
 
 @dataclass(frozen=True)
 class Result:
-    """The outcome of a contender, by its name."""
+    """The results of a training; `contender` is the name of its `Contender`."""
 
     contender: str
     alone: float  # the test accuracy of a rank's own network, the mean over ranks
@@ -121,7 +121,7 @@ BY_NAME = {each.name: each for each in CONTENDERS}
 
 
 def chosen(name: str | None, every: bool, ranks: int) -> Sequence[Contender]:
-    """Return the contenders to run: the default ones, all of them if `every`, or the first two and the named one."""
+    """Return the contenders to run: all, if `every`; two baselines and those of `name`, if given; else the default."""
     able = [each for each in CONTENDERS if has_nodes(ranks) or not each.needs_nodes]
     if name is None:
         return [each for each in able if every or each.telling or each is ALONE]
@@ -132,19 +132,19 @@ def chosen(name: str | None, every: bool, ranks: int) -> Sequence[Contender]:
 
 
 def over(result: Result, bits: float) -> Result:
-    """Return `result` with the times that a network of `bits` per second would give, if nothing overlaps."""
+    """Return `result` with computed times: as over a network of `bits` bits per second, without overlap."""
     curve = tuple((sent, seconds + sent * 8 / bits, loss) for sent, seconds, loss in result.curve)
     return replace(result, seconds=result.seconds + result.sent * 8 / bits, curve=curve)
 
 
 def columns(rate: str, how: str) -> dict[str, str]:
-    """Return the columns of the table: 80 characters."""
+    """Return {head: format} of the columns of the table, which is 80 characters wide."""
     measures = {"accuracy": ">8", "sent\na step": ">10", "of\nall-reduce": ">10"}
     return {"algorithm": "<27"} | measures | {f"a step at\n{rate}\n{how}": ">9", "faster": ">6"}
 
 
 def row(result: Result, base: Result | None) -> list[str]:
-    """Return the cells of a result, compared with `base`, the result of an all-reduce."""
+    """Return the table cells of a result; `base` is the result of an all-reduce, with which two cells compare it."""
     share, speed = "", ""
     if base is not None:
         share, speed = f"{result.sent / base.sent:.3f}", f"{base.seconds / result.seconds:.1f} ×"
@@ -167,7 +167,7 @@ faster       than gradient_allreduce"""
 
 
 def draw(results: Sequence[Result], rate: str, how: str, ranks: int, path: Path) -> None:
-    """Draw the curves of the most informative results, and save the picture."""
+    """Draw the loss of the first six results that communicate, the default contenders first; save the picture."""
     telling = sorted(results, key=lambda result: not BY_NAME[result.contender].telling)
     figure = blank(8, 4.2)
     axes = figure.subplots()
@@ -186,7 +186,7 @@ def draw(results: Sequence[Result], rate: str, how: str, ranks: int, path: Path)
 def broken_claims(results: Sequence[Result], ranks: int, complete: bool) -> list[str]:
     """Return the claims of the demo that the results contradict, as sentences.
 
-    `complete` is whether the run has the ranks, steps and seed that the claims are made for.
+    Without `complete`, check only that ranks cannot learn alone: the other claims hold for the default options only.
     """
     found, broken = {result.contender: result for result in results}, []
     most = (-(-10 // ranks) + 1) / 10  # a rank has at most ⌈10 / n⌉ of ten digits; 1 / 10 is added for luck
@@ -204,7 +204,7 @@ def broken_claims(results: Sequence[Result], ranks: int, complete: bool) -> list
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
+    """Add the options of `demo` to its parser."""
     parser.description, parser.formatter_class = DESCRIPTION, argparse.RawDescriptionHelpFormatter
     parser.add_argument("--rate", metavar="RATE", help='train at this rate, such as "100mbit" or "1gbit"; Linux only')
     parser.add_argument("--ranks", type=int, default=RANKS, metavar="N", help="processes, 2 to 10 (%(default)s)")
@@ -218,7 +218,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Train with each algorithm, and print the results; return 1 if they contradict a claim."""
+    """Train with each algorithm, and print the results. Return 1 if they contradict a claim of the demo, else 0."""
     bits = check(options)
     chosen(options.algorithm, options.all, options.ranks)
     with crew(options.ranks) as (size, everywhere):
@@ -270,11 +270,11 @@ def check(options: argparse.Namespace) -> int:
         raise Refusal(str(error)) from None
 
 
-# The task: its images, a network, and its training on a rank
+# The task: the images, the network, and the training on one rank
 
 
 def drawn(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return `count` images (count, 64) and their digits: each digit at a random place, in random ink, under noise."""
+    """Return `count` images (count, 64) and their digits; place and brightness of a digit are random, with noise."""
     random, images = torch.Generator().manual_seed(seed), torch.zeros(count, SIDE, SIDE, dtype=torch.float32)
     glyphs = [FONT.split()[digit::DIGITS] for digit in range(DIGITS)]
     shapes = torch.tensor([[[mark == "#" for mark in row] for row in glyph] for glyph in glyphs]).float()
@@ -290,7 +290,7 @@ def drawn(count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 class Digits:
-    """The training data of one rank, and the test data of all, as (images, labels); always the same."""
+    """The training data of one rank, and the test data of all ranks, as (images, labels). Every run uses equal data."""
 
     def __init__(self, rank: int, ranks: int, device: torch.device | None = None) -> None:
         images, labels = drawn(TRAINED, seed=0)
@@ -323,9 +323,9 @@ def evaluate(model: nn.Module, digits: Digits) -> tuple[float, Tensor]:
 
 
 def prepare(kept: dict[str, Any], rate: float | None) -> tuple[str, tuple[float, float] | None]:
-    """Make the communicator and the data, and keep this rank below `rate` bytes a second from now on. Collective.
+    """Put a communicator and the data into `kept`; limit this rank to `rate` bytes per second from now on. Collective.
 
-    It returns the place where ranks train, in words, and the measured rates in bytes a second.
+    Return in words where the ranks train, and the measured rates (see `measured`), or None without `rate`.
     """
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
     torch.set_num_threads(1)  # ranks share the cores
@@ -341,9 +341,9 @@ def prepare(kept: dict[str, Any], rate: float | None) -> tuple[str, tuple[float,
 
 
 def train(kept: dict[str, Any], contender: Contender, steps: int, seed: int) -> Result:
-    """Train a new network, always the same one, on the same batches; return the outcome. Collective.
+    """Train a new network, with the weights and batches that `seed` gives; return the result. Collective.
 
-    The time of copies for the curve is not counted.
+    The time of copying networks for the curve is not counted.
     """
     comm, digits = kept["comm"], kept["digits"]
     model = network(seed).to(digits.train[0].device)

@@ -1,4 +1,4 @@
-"""The subcommand `doctor`: what will run on this machine, what will not, and the commands that fix it."""
+"""The subcommand `doctor`: print what will run on this machine, what will not, and commands that fix the rest."""
 
 import argparse
 import os
@@ -40,7 +40,7 @@ average a tensor over loopback. The exit status is 1 if the core cannot work.
 """
 
 
-# The kinds of findings: all is well; good to know; something will not run; the core cannot work.
+# Kinds of findings. GOOD: all is well. NOTE: good to know. LACKS: a part will not run. BROKEN: the core cannot work.
 GOOD, NOTE, LACKS, BROKEN = "ok", "note", "missing", "broken"
 
 
@@ -56,13 +56,13 @@ class Finding:
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    """Add the options."""
+    """Add the description of `doctor` to its parser."""
     parser.description, parser.formatter_class = DESCRIPTION, argparse.RawDescriptionHelpFormatter
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Show every finding; return 1 if the core cannot work."""
+    """Print every finding; return 1 if the core cannot work, else 0."""
     found, table = [], Table({"what": "<13", "": "<7", "found, and what to do": "<56"})
     for finding in (each for check in CHECKS for each in check()):
         found.append(finding)
@@ -78,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def versions() -> Iterator[Finding]:
-    """Look at Python, the system, torch, NumPy, and Triton, which only GPUs need."""
+    """Yield findings on Python, the system, torch, NumPy, and Triton, which only GPUs need."""
     yield Finding("Python", GOOD, f"{platform.python_version()} on {platform.system()} {platform.machine()}")
     if sys.platform != "linux":
         loses = "GPUs, Triton kernels, the NCCL plugin and `demo --rate` need Linux"
@@ -99,7 +99,7 @@ def versions() -> Iterator[Finding]:
 
 
 def gpus() -> Iterator[Finding]:
-    """Look at GPUs and NCCL."""
+    """Yield findings on GPUs and NCCL."""
     if torch.cuda.is_available():
         for i in range(torch.cuda.device_count()):
             yield Finding(f"GPU {i}", GOOD, torch.cuda.get_device_name(i))
@@ -122,7 +122,7 @@ def gpus() -> Iterator[Finding]:
 
 
 def compilers() -> Iterator[Finding]:
-    """Look at the compilers of C++, for compression on CPUs, and of C, for the NCCL plugin."""
+    """Yield findings on the C++ compiler, for compression on CPUs, and the C compiler, for the NCCL plugin."""
     cpp = tuple(filter(None, (os.environ.get("CXX"), "g++", "clang++")))
     for what, asked, kind, package, loses in (
         ("C++ compiler", cpp, LACKS, "g++", "Compression on CPUs will run, but many times slower"),
@@ -135,9 +135,9 @@ def compilers() -> Iterator[Finding]:
 
 
 def network() -> Iterator[Finding]:
-    """Look at the network interfaces, and at the address that gloo uses between machines.
+    """Yield findings on the network interfaces, and on the address that gloo uses between machines.
 
-    It is that of the interface in GLOO_SOCKET_IFNAME, or of the host's name.
+    Gloo uses the address of the interface in GLOO_SOCKET_IFNAME; by default, the address of the host's name.
     """
     names = [name for _, name in socket.if_nameindex()]
     others = [name for name in names if name not in LOOPBACKS and driver(name, "operstate") != "down"]
@@ -171,7 +171,7 @@ def network() -> Iterator[Finding]:
 
 
 def driver(interface: str, what: str) -> str:
-    """Return what the driver of an interface reports, or an empty string."""
+    """Return the property `what` of a network interface, such as "speed"; an empty string if it is not reported."""
     try:
         return Path(f"/sys/class/net/{interface}/{what}").read_text().strip()
     except OSError:
@@ -179,7 +179,7 @@ def driver(interface: str, what: str) -> str:
 
 
 def two_ranks() -> Iterator[Finding]:
-    """Let two processes average a tensor over gloo."""
+    """Let two processes average a tensor over gloo; yield whether they could."""
     try:
         with Ranks(2, timeout=LIMIT) as ranks:
             ranks.run(mean_of_ranks, limit=LIMIT)
@@ -191,7 +191,7 @@ def two_ranks() -> Iterator[Finding]:
 
 
 def mean_of_ranks() -> None:
-    """Raise an error unless the mean of the numbers of both ranks is right."""
+    """Average the numbers of two ranks; raise an error if the mean is wrong. Both ranks call it."""
     comm = Comm()
     mean = float(mean_(torch.tensor([float(comm.rank)]), comm))
     if mean != 0.5:
@@ -199,7 +199,7 @@ def mean_of_ranks() -> None:
 
 
 def packages() -> Iterator[Finding]:
-    """Look at the packages of each extra."""
+    """Yield findings on the packages that each extra of baguakit needs."""
     try:
         required = metadata.requires("baguakit") or []  # lines such as "lightning>=2.5; extra == 'lightning'"
     except metadata.PackageNotFoundError:

@@ -1,11 +1,11 @@
-"""A slow network without root: SO_MAX_PACING_RATE on the TCP sockets of this process keeps the process below a rate.
+"""Slow the network down without root: limit the rate of this process's TCP sockets by SO_MAX_PACING_RATE.
 
-The kernel keeps each socket below its own rate. To keep the whole process below one rate, like a network card, a thread
-divides the rate among the connections that have bytes to send, every two milliseconds. New connections are found within
-twenty milliseconds; until then they have no limit.
+The kernel limits each socket separately. To limit the whole process, like a network card, a thread divides the rate
+among the connections that have bytes to send, every two milliseconds. The thread finds new connections within twenty
+milliseconds; until then these have no limit.
 
-This is coarser than a real link in two ways. Over the loopback device a packet has up to 64 KiB, and leaves at once if
-the connection was idle: smaller messages are too fast. A connection may also get its share one packet late.
+A real link is more exact in two ways. Over the loopback device a packet has up to 64 KiB, and is sent at once if the
+connection was idle, so smaller messages are too fast. A connection may also get its share one packet late.
 """
 
 import fcntl
@@ -33,7 +33,7 @@ SIOCOUTQNSD = 0x894B  # Linux: the bytes that a connection has accepted and not 
 
 
 def bits_per_second(rate: str) -> int:
-    """Return the number in "500mbit", in bits per second; raise a ValueError if it is no rate, or below 8kbit."""
+    """Return a rate such as "500mbit" in bits per second; raise a ValueError if `rate` is no rate, or below 8kbit."""
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)(k|m|g)?bit", rate.strip().lower()) if isinstance(rate, str) else None
     bits = round(float(found[1]) * {None: 1, "k": 1e3, "m": 1e6, "g": 1e9}[found[2]]) if found else 0
     if bits < 8_000:
@@ -42,13 +42,13 @@ def bits_per_second(rate: str) -> int:
 
 
 def written(bits: float) -> str:
-    """Return a rate for people: "100 Mb/s"."""
+    """Return a rate in bits per second as text, such as "100 Mb/s"."""
     unit, size = next((each for each in (("G", 1e9), ("M", 1e6)) if bits >= each[1]), ("k", 1e3))
     return f"{bits / size:.3g} {unit}b/s"
 
 
 def connections() -> dict[str, int]:
-    """Return {the kernel's name of a socket: descriptor} for this process. The kernel never uses a name again."""
+    """Return {name: descriptor} of this process's sockets. The kernel never gives a name to a second socket."""
     found = {}
     for fd in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # the descriptor of the folder itself is closed by now
@@ -57,12 +57,12 @@ def connections() -> dict[str, int]:
 
 
 def at(fd: int) -> socket.socket:
-    """Return the socket of a descriptor; closing it does not close the descriptor."""
+    """Return a socket object for a duplicate of a descriptor: closing the object does not close the descriptor."""
     return socket.socket(fileno=os.dup(fd))
 
 
 def cap(one: socket.socket, bytes_per_second: float) -> None:
-    """Keep a TCP connection below a rate; a socket of another kind stays as it is."""
+    """Limit the rate of a TCP connection; leave a socket of another kind as it is."""
     if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
         one.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, min(int(bytes_per_second), MOST))
 
@@ -75,10 +75,10 @@ def unsent(one: int | socket.socket) -> int:
 
 
 class Pacer(AbstractContextManager["Pacer"]):
-    """A context manager that keeps what this process sends over TCP below a rate, with a thread. Linux only.
+    """A context manager that limits the bytes per second that this process sends over TCP. Linux only.
 
-    Connections are recorded by their descriptors: a duplicate would keep a connection open after its owner has closed
-    it. If a descriptor is closed and used again before the next look, its new user may get a limit.
+    A thread sets the limits. It stores descriptors and no duplicates, because a duplicate would keep a connection open
+    after its owner has closed it. If a descriptor is closed and soon used again, its new socket may get a limit.
     """
 
     def __init__(self, bytes_per_second: float) -> None:
@@ -95,7 +95,7 @@ class Pacer(AbstractContextManager["Pacer"]):
             if time.monotonic() >= next_look:
                 self._look()
                 next_look = time.monotonic() + LOOK
-            # The rate is divided among the connections that have bytes to send; an idle one may begin with all of it.
+            # Connections that have bytes to send share the rate. An idle connection may begin at the whole rate.
             busy = set()
             for name, fd in self._open.items():
                 with suppress(OSError):  # a closed descriptor raises, and the next look forgets it
@@ -104,7 +104,7 @@ class Pacer(AbstractContextManager["Pacer"]):
                 self._limit(name, self._rate / len(busy) if name in busy else self._rate)
 
     def _look(self) -> None:
-        """Find new sockets, and forget closed ones."""
+        """Find new sockets and limit their rates; forget closed sockets."""
         self._open = connections()
         self._limits = {name: limit for name, limit in self._limits.items() if name in self._open}
         for name in self._open.keys() - self._limits.keys():
@@ -125,7 +125,7 @@ class Pacer(AbstractContextManager["Pacer"]):
 
 
 def measured(comm: Comm, bytes_per_second: float) -> tuple[float, float]:
-    """Return the bytes per second that a rank sends to one other, and to all others at once. Collective."""
+    """Return the bytes per second that a rank sends to one other rank, and to all other ranks at once. Collective."""
     others = [peer for peer in range(comm.size) if peer != comm.rank]
     message = torch.zeros(int(min(max(SECONDS * bytes_per_second, SHORTEST), LONGEST)), dtype=torch.uint8)
     to_one = seconds(comm, message, [(comm.rank - 1) % comm.size], [(comm.rank + 1) % comm.size])
@@ -135,7 +135,7 @@ def measured(comm: Comm, bytes_per_second: float) -> tuple[float, float]:
 
 
 def seconds(comm: Comm, message: torch.Tensor, sources: list[int], targets: list[int]) -> float:
-    """Return the seconds of an exchange on the slowest rank. A first exchange fills buffers and is not timed."""
+    """Return the seconds that an exchange takes on the slowest rank, after a short exchange that is not timed."""
     comm.exchange(message[:1], sources, targets)
     comm.gather_objects(None)
     began = time.perf_counter()
@@ -144,9 +144,9 @@ def seconds(comm: Comm, message: torch.Tensor, sources: list[int], targets: list
 
 
 def check_rates(bits: float, to_one: float, to_all: float) -> str:
-    """Return in words the rate asked for, in bits per second, and those measured, in bytes per second.
+    """Return a sentence with the requested and the measured rates; raise a Refusal if sockets ignore the limit.
 
-    It raises a Refusal if sockets ignore the limit.
+    `bits`, the requested rate, is in bits per second; `to_one` and `to_all` (see `measured`) in bytes per second.
     """
     rate = bits / 8
     shown = f"{written(8 * to_one)} from a rank to one other, {written(8 * to_all)} to all others at once"

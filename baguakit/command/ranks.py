@@ -19,7 +19,7 @@ from ..ranks import Ranks
 def crew(size: int) -> Iterator[tuple[int, Callable[..., list[Any]]]]:
     """Yield (n, run) for a `with` block: n ranks; `run(function, *args)` calls `function(kept, *args)` on each rank.
 
-    `kept` is a dict on each rank that lasts for the block. Under torchrun all its ranks are used, whatever `size` is.
+    `run` returns results by rank. Each rank keeps its dict `kept` until the block ends. Torchrun sets n, else `size`.
     """
     if launched():
         with joined() as comm:
@@ -42,9 +42,10 @@ def leads() -> bool:
 
 @contextlib.contextmanager
 def joined() -> Iterator[Comm]:
-    """Join the ranks of torchrun for a block, over NCCL if each has a GPU, else over gloo; yield their `Comm`.
+    """Yield the `Comm` of the ranks of torchrun for a `with` block: over NCCL if each has a GPU, else over gloo.
 
-    It has nodes if there are several. An interrupt ends this process at once: in torch, Python's handlers do not run.
+    The `Comm` has a mesh if there are several nodes of several ranks. Ctrl-C kills the process at once, because Python
+    runs no signal handlers while torch waits.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))

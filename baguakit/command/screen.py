@@ -1,4 +1,4 @@
-"""The output: paragraphs and tables as plain text, in at most 80 columns, and errors of one sentence."""
+"""Print paragraphs and tables as plain text of at most 80 columns. An error is a `Refusal`, of one sentence."""
 
 import shutil
 import textwrap
@@ -9,7 +9,7 @@ WIDTH = 80  # columns, at most
 
 
 def say(text: str = "", **options: Any) -> None:
-    """Print paragraphs, wrapped; lines that begin with a space are kept as they are."""
+    """Print each line of `text` as a wrapped paragraph; print lines that begin with a space unchanged."""
     width = min(WIDTH, shutil.get_terminal_size((WIDTH, 24)).columns)
     for line in text.split("\n"):
         print(line if line.startswith(" ") else textwrap.fill(line, width), flush=True, **options)
@@ -19,7 +19,7 @@ class Table:
     """A table that is printed row by row.
 
     Args:
-        columns: the head of each column, of one or more lines, and how its cells are formatted: "<28" or ">10".
+        columns: {head: format}. A head has one or more lines; a format of cells is such as "<28" or ">10".
     """
 
     def __init__(self, columns: Mapping[str, str]) -> None:
@@ -32,14 +32,14 @@ class Table:
         self.row(*("-" * width for width in self._widths))
 
     def row(self, *cells: str) -> None:
-        """Print a row. A last cell that is too long takes several lines; others are not cut."""
+        """Print a row. Wrap the last cell if it is too long; print all other cells in full."""
         for part in textwrap.wrap(cells[-1], self._widths[-1]) or [""]:
             print("  ".join(map(format, [*cells[:-1], part], self._formats)).rstrip(), flush=True)
             cells = ("",) * len(cells)
 
 
 class Refusal(Exception):
-    """A request that cannot be met, in one sentence; `status` is the exit status, 2 for wrong arguments."""
+    """An error that the command prints as one sentence. It exits with `status`, which is 2 for wrong arguments."""
 
     def __init__(self, sentence: str, status: int = 2) -> None:
         super().__init__(sentence)

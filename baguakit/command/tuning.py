@@ -1,4 +1,4 @@
-"""The subcommands `probe` and `plan`, on the ranks of torchrun."""
+"""The subcommands `probe` and `plan`, which run on the ranks of torchrun."""
 
 import argparse
 import importlib
@@ -69,9 +69,9 @@ def fill_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def fill(parser: argparse.ArgumentParser, example: str, work: Callable[[argparse.Namespace, Comm], None]) -> None:
-    """Add the options of both subcommands, and the function that runs `work` on the ranks of torchrun.
+    """Add the options that both subcommands have; set the function that runs `work` on the ranks of torchrun.
 
-    An error of arguments or files is shown as one sentence; an error of the model's own code, as its kind and message.
+    An error in arguments or files is printed as one sentence, and an error in the model's code as type and message.
     """
     parser.add_argument(
         "--flows", type=numbers, metavar="NUMBERS", help="numbers of connections to each peer (1,2,4,8 on CPUs)"
@@ -93,7 +93,7 @@ def fill(parser: argparse.ArgumentParser, example: str, work: Callable[[argparse
 
 
 def run_probe(options: argparse.Namespace, comm: Comm) -> None:
-    """Measure the network, and print it."""
+    """Measure the network, and print the results; with `--json`, also save them."""
     network = measured(options, comm)
     print(network, flush=True)
     if options.json:
@@ -101,7 +101,7 @@ def run_probe(options: argparse.Namespace, comm: Comm) -> None:
 
 
 def run_plan(options: argparse.Namespace, comm: Comm) -> None:
-    """Measure the network, and print the predictions for a model: a table, and the recommended algorithm in words."""
+    """Measure the network, and print a table of predictions for a model, and the recommended call of `bk.attach`."""
     model = on_all(comm, lambda: model_of(options.model), "plan")
     calls = options.algorithms or every()
     network = measured(options, comm, compressors=compressors_in(list(calls)))
@@ -128,13 +128,13 @@ def run_plan(options: argparse.Namespace, comm: Comm) -> None:
 
 
 def measured(options: argparse.Namespace, comm: Comm, **more: Any) -> Network:
-    """Measure the network and return it. Print a line first, since this takes seconds."""
+    """Return the measurements of the network. Print a line first, since measuring takes seconds."""
     say(f"Measuring the network between {comm.size} ranks …\n")
     return probe(comm, flows=options.flows, seconds=options.seconds, **more)
 
 
 def model_of(place: str) -> nn.Module:
-    """Return what the function at "module:function" returns, if it is a model."""
+    """Call the function at "module:function" and return its model; raise a Refusal if that fails."""
     module_name, colon, name = place.partition(":")
     if not (module_name and colon and name):
         raise Refusal(f"the model is given as module:function, such as train:make_model, not {place!r}")
@@ -161,7 +161,7 @@ def model_of(place: str) -> nn.Module:
 
 
 def algorithms_of(names: str) -> dict[Algorithm, str]:
-    """Return the algorithms that "bytegrad,top_k" names, and their calls."""
+    """Return {algorithm: its call} for names such as "bytegrad,top_k"; raise a Refusal if a name is invalid."""
     made: dict[Algorithm, str] = {}
     for name in map(str.strip, names.split(",")):
         if name not in algorithms.__all__:
@@ -175,7 +175,7 @@ def algorithms_of(names: str) -> dict[Algorithm, str]:
 
 
 def numbers(text: str) -> tuple[int, ...]:
-    """Return the numbers in "1,4"."""
+    """Return the whole numbers in a text such as "1,4"; raise a Refusal for other texts."""
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -183,7 +183,7 @@ def numbers(text: str) -> tuple[int, ...]:
 
 
 def short(call: str) -> str:
-    """Return a call as a cell of the table: "bytegrad", or "bytegrad, by node"."""
+    """Return the short form of a call for the table, such as "bytegrad" or "bytegrad, by node"."""
     by_node = call.startswith(NODES)
     name = re.sub(r"bk\.(algorithms|compressors|topology)\.", "", call.removeprefix(NODES)[: -1 if by_node else None])
     return name.replace("error_feedback=True", "feedback").removesuffix("()") + ", by node" * by_node

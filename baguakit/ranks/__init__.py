@@ -8,7 +8,7 @@
 
     ranks.run(mean_of_ranks)        # [tensor([1.5000]), tensor([1.5000]), tensor([1.5000]), tensor([1.5000])]
 
-`live` is what the caller sees, `serving` the processes behind it.
+`live` has the class `Ranks`. `serving` has the code of the ranks, and of the process that forks them.
 """
 
 from .live import RankError, Ranks

@@ -1,4 +1,4 @@
-"""Live ranks as their caller sees them."""
+"""The caller's side of live ranks: start their processes, send calls to them, and print their output."""
 
 import contextlib
 import linecache
@@ -32,7 +32,7 @@ PIPE = 1 << 20  # the most bytes that a pipe holds, by Linux's default
 
 
 class RankError(RuntimeError):
-    """The failure of a call on some ranks. `failures` has the reason by rank; the message has all reasons."""
+    """A call failed on some ranks. `failures` is {rank: reason}, and the message has all reasons."""
 
     __module__ = "baguakit"  # tracebacks show the public name
 
@@ -50,21 +50,20 @@ class Ranks:
             ranks.run(train)
 
     The first call starts the processes. They run until `close()`, until a call fails, until this object is deleted, or
-    until the caller's process ends. They form torch's default process group, which `bk.Comm()` uses, over gloo on the
-    loopback interface, which other machines cannot reach. They have the caller's working directory, environment and
-    `sys.path`, but none of its variables. A script needs no `if __name__ == "__main__"`. A function of a notebook is
-    sent with the values that it refers to.
+    until the caller's process ends. They form torch's default process group, which `bk.Comm()` uses. The group runs
+    gloo on the loopback interface, so other machines cannot reach it. The processes have the working directory, the
+    environment and `sys.path` of the caller, but no variables. A script needs no `if __name__ == "__main__"`. The
+    function of a notebook is sent with the values that it refers to.
 
     Args:
         size: the number of ranks.
         threads: the number of torch's threads on each rank.
-        cuda: let rank r use GPU r, and NCCL between GPUs. Ranks share GPUs if there are fewer, which is slow.
+        cuda: rank r uses GPU r, and NCCL sends between GPUs. If there are fewer GPUs, ranks share them, which is slow.
         timeout: the seconds that gloo waits for another rank; None for torch's default, 30 minutes.
 
     Raises:
         TypeError, ValueError: a number is impossible, or `cuda` is True and there is no GPU.
-        OSError: the system cannot fork processes; from `run`, the ranks need more open files than a process may
-            have.
+        OSError: the system cannot fork processes. `run` raises it if ranks need more open files than the limit.
     """
 
     def __init__(self, size: int, *, threads: int = 1, cuda: bool = False, timeout: float | None = None) -> None:
@@ -88,24 +87,23 @@ class Ranks:
     ) -> list[Any]:
         """Call `function(*args)` on every rank, and return the results by rank.
 
-        The output of ranks is printed at once, with the rank in front. If a rank raises, the others have two seconds to
-        return. After an error, an interrupt or the end of a rank all processes end, and the next call starts new ones.
+        The ranks' output is printed at once, with the rank before each line. If a rank raises, the other ranks have two
+        seconds to return. If a call fails, is interrupted or loses a rank, all processes end; a later call starts anew.
 
         Args:
             function: any function; closures, lambdas and functions of a notebook need cloudpickle.
             args: the arguments of the function, the same on all ranks.
             keep: call `function(kept, *args)`. `kept` is a dict on each rank that lasts as long as the rank's process.
-            limit: the seconds after which the call fails and each rank prints its stack; None for no limit. The time
-                begins when the ranks have started, and includes the transfer of the results.
-            lost: ranks that are expected to die in this call: the call does not wait for them, and their result is
-                None.
+            limit: the seconds after which the call fails and each rank that still runs prints its stack; None for no
+                limit. The time begins when the ranks have started, and includes the transfer of the results.
+            lost: ranks that are expected to die in this call. It does not wait for them, and returns None for them.
 
         Returns:
             The results of the function, by rank.
 
         Raises:
-            RankError: the function raised on some rank, or a rank died or was late; with the traceback of the rank.
-            TypeError: the function cannot be pickled, or an argument has another type.
+            RankError: the function raised on a rank (the message has the traceback), or a rank died or was late.
+            TypeError: the function cannot be pickled, or an argument has a wrong type.
             ValueError: an argument is out of range.
             KeyboardInterrupt: the call was interrupted; the ranks have printed their stacks.
         """
@@ -121,7 +119,7 @@ class Ranks:
         if not isinstance(lost, Collection) or isinstance(lost, (str, bytes, torch.Tensor)):
             raise TypeError(f"lost is a sequence of ranks, not {lost!r}")
         gone = {integer("a rank in lost", rank, 0, self.size - 1) for rank in lost}
-        # The source of code that is not in a file, such as notebook cells: tracebacks of ranks show it.
+        # Code that is not in a file, such as a notebook cell: ranks get its source, so that their tracebacks show it.
         sources = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
         work = pickle.dumps({"path": [*map(str, sys.path)], "sources": sources, "keep": keep, "packed": packed})
         values: dict[int, Any] = {}
@@ -139,7 +137,7 @@ class Ranks:
         return [values.get(rank) for rank in range(self.size)]
 
     def _start(self) -> None:
-        """Start the processes and let them connect, unless all run."""
+        """Start the processes and let them connect, unless all of them run already."""
         if self._processes and self._launcher.usable and not any(process.ended() for process in self._processes):
             return
         self.close()
@@ -164,10 +162,10 @@ class Ranks:
                 raise RuntimeError(f"rank {process.rank} could not start; its error is above (on stderr)") from error
 
     def _perform(self, work: bytes, waiting: set[int], values: dict[int, Any], limit: float) -> dict[int, str]:
-        """Send the pickled arguments of `serving.perform` to all ranks; wait for the replies of the ranks `waiting`.
+        """Send `work`, the pickled arguments of `serving.perform`, to all ranks; return {rank: reason} of failed ranks.
 
-        This takes at most `limit` seconds; after a rank has failed, at most two more. Results go to `values`, by rank.
-        The reasons of failures are returned, by rank.
+        Wait for the ranks in `waiting`, for at most `limit` seconds, and for at most two more seconds once a rank has
+        failed. Put the result of each rank into `values`, by rank.
         """
         until, failures = time.monotonic() + limit, dict[int, str]()
 
@@ -176,7 +174,7 @@ class Ranks:
             waiting.difference_update(ranks)
 
         def hear(process: Process) -> bool:
-            """Take a message; return False if the process has ended."""
+            """Read one message of a rank; return False if the process of the rank has ended."""
             rank = process.rank
             try:
                 packed, _ = receive(process.control)
@@ -223,14 +221,14 @@ class Ranks:
         return failures
 
     def _show_stacks(self, ranks: Collection[int]) -> None:
-        """Make ranks print their stacks to stderr."""
+        """Make `ranks` print their stacks to stderr, and give them a moment to do it."""
         if self._launcher.usable:  # while it runs, ids of ended ranks are not reused
             for rank in ranks:
                 os.kill(self._processes[rank].pid, signal.SIGUSR1)
             time.sleep(STACK_SECONDS if ranks else 0)
 
     def _finish(self) -> None:
-        """Show the output of the ranks up to now, with unfinished lines."""
+        """Print all output that the ranks have written so far, also unfinished lines."""
         for process in self._processes:
             for stream in process.streams:
                 stream.read(last=True)
@@ -258,8 +256,8 @@ class Ranks:
 def check_open_files(size: int) -> None:
     """Raise an OSError if `size` ranks need more open files than a process may have.
 
-    The caller has three open files for each rank. A rank has a connection to every other rank of the default group.
-    Rank 0 holds the store, and has two or three more connections from each rank.
+    The caller has three open files for each rank. A rank has a connection to every other rank. Rank 0, which holds the
+    store, has two or three more connections to each rank.
     """
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     folder = Path("/proc/self/fd")
@@ -294,7 +292,7 @@ class Process:
 
 
 def end(launcher: Launcher, processes: list[Process], owner: int) -> None:
-    """End processes, unless this process is a fork of their owner; close their files."""
+    """Close the pipes and sockets to `processes`; kill them, too, if this process is their `owner` (a process id)."""
     if owner == os.getpid():
         launcher.end([process.pid for process in processes])
     for process in processes:
@@ -305,7 +303,7 @@ def end(launcher: Launcher, processes: list[Process], owner: int) -> None:
 
 
 def show_progress(bars: Bars, rank: int, report: Progress) -> None:
-    """Move the progress bar of a loop of a rank."""
+    """Show a rank's report in the progress bar of its loop; make the bar at the first report."""
     from tqdm.auto import tqdm  # type: ignore[import-untyped, unused-ignore]
 
     if (key := (rank, report.loop)) not in bars:
@@ -324,9 +322,9 @@ class Stream:
         self._rest = b""
 
     def read(self, last: bool = False) -> bool:
-        """Print the complete lines, and with `last` an unfinished one; return False at the end of the pipe.
+        """Print the complete lines, and with `last` also an unfinished line. Return False if the rank closed the pipe.
 
-        It reads once, at most the size of a pipe, so that a rank that writes without end does not block the caller.
+        Read only once, at most the size of a pipe. So a rank that never stops writing does not block the caller.
         """
         data = self.file.read(PIPE)  # None if there is nothing
         *lines, self._rest = (self._rest + (data or b"")).split(b"\n")

@@ -1,13 +1,13 @@
-"""The processes behind `Ranks`: the launcher, which forks ranks, the code of a rank, and their messages.
+"""The processes of `Ranks`: the launcher, which is a process that forks ranks; the code of a rank; and messages.
 
-Importing torch takes seconds; forking takes milliseconds. The user's process is not forked, since it may have threads,
-CUDA or a notebook kernel. The fork server of multiprocessing is not used, since its children run the user's script
-again. The launcher runs in its own session, so that a keyboard interrupt reaches the user's process only. When the
-user's process ends for any reason, its end of the socket closes: the launcher then ends all ranks and itself. If the
-launcher is killed, its ranks end too.
+Importing torch takes seconds and forking takes milliseconds, so the launcher imports torch once and forks each rank.
+The user's process is not forked, since it may have threads, CUDA or a notebook kernel. The fork server of
+multiprocessing is not used, since its children run the user's script again. The launcher runs in its own session, so
+that a keyboard interrupt reaches the user's process only. When the user's process ends, its socket to the launcher
+closes, and the launcher kills all ranks and exits. On Linux, the ranks also end if the launcher is killed.
 
-A message is a pickle in a file in memory; a socket carries the descriptor of the file. A message of any size arrives
-whole, so no process waits for the rest of a message from a process that is stopped or has died.
+A message is a pickle in a temporary file, and a socket passes the descriptor of this file. So a message of any size
+arrives whole, and no process waits for the rest of a message whose sender was stopped or has died.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _loops = itertools.count()
 
 
 def run(control: int, out: int, err: int, listening: int | None = None) -> None:
-    """Run a rank until the caller ends; never returns.
+    """Run a rank until the caller's process ends; never return.
 
     All arguments are file descriptors. `control` is the socket on which the caller sends the arguments of `join` and
     then of `perform`. `out` and `err` become stdout and stderr. Rank 0 gets the `listening` socket of the store.
@@ -83,7 +83,7 @@ def run(control: int, out: int, err: int, listening: int | None = None) -> None:
 
 
 def _next(control: socket.socket) -> Any:
-    """Wait for the next message; end this process if the caller's has ended."""
+    """Return the next message of the caller, when it arrives; exit if the caller's process has ended."""
     try:
         return pickle.loads(receive(control)[0])
     except (EOFError, OSError):
@@ -99,9 +99,9 @@ def join(
     cuda: bool,
     timeout: float | None,
 ) -> None:
-    """Make the default process group with the other ranks; the caller gets a reply when the store is ready.
+    """Make the default process group with the other ranks. Reply to the caller once the store is ready.
 
-    `environment` is the caller's, with the variables that torchrun sets; `folder` is the caller's working directory.
+    `environment` is the caller's environment with the variables that torchrun would set; `folder` is its directory.
     """
     os.environ.clear()
     os.environ.update(environment)
@@ -129,9 +129,10 @@ def join(
 
 
 def perform(kept: dict[str, Any], path: list[str], sources: dict[str, Any], keep: bool, packed: bytes) -> bytes:
-    """Call a pickled function with its arguments; return the pickled (value, error). `keep`: pass `kept` first.
+    """Call the function that `packed` has with its arguments; return the pickled (value, None) or (None, traceback).
 
-    `path` is the caller's `sys.path`. `sources` are the caller's `linecache` entries of code that is not in a file.
+    With `keep`, the function gets `kept` as its first argument. `path` is the caller's `sys.path`. `sources` are the
+    caller's `linecache` entries of code that is not in a file.
     """
     try:
         sys.path[:] = path
@@ -153,7 +154,7 @@ def perform(kept: dict[str, Any], path: list[str], sources: dict[str, Any], keep
 def progress(steps: Iterable[T], label: str = "", total: int | None = None) -> Iterator[T]:
     """Yield from `steps`, and show a progress bar for each rank in the caller's process.
 
-    Outside of `Ranks.run` it only yields, so that the same function runs under torchrun.
+    In a process that `Ranks` did not start, only yield, so that the same function runs under torchrun.
 
     Args:
         steps: the iterable.
@@ -178,7 +179,7 @@ def progress(steps: Iterable[T], label: str = "", total: int | None = None) -> I
 
 
 def _reported(control: socket.socket, steps: Iterable[T], report: Progress) -> Iterator[T]:
-    """Yield from `steps`, and report to the caller until the call ends: later reports would not be shown."""
+    """Yield from `steps`, and report the progress to the caller until the call ends. Nobody shows later reports."""
     began_in, last = _call, -BEAT
     try:
         for step in steps:
@@ -196,7 +197,7 @@ def _reported(control: socket.socket, steps: Iterable[T], report: Progress) -> I
 
 
 class Launcher:
-    """The launcher, as the user's process sees it. `launcher()` returns the launcher of this process."""
+    """The launcher, for use in the user's process. The function `launcher` returns the launcher of this process."""
 
     def __init__(self) -> None:
         if not hasattr(os, "fork"):
@@ -223,7 +224,7 @@ class Launcher:
         return self._socket.fileno() >= 0 and self._owner == os.getpid() and self._process.poll() is None
 
     def fork(self, control: socket.socket, files: Sequence[int]) -> int:
-        """Start a rank with `files`, the arguments of `serving.run`; return its process id, received over `control`."""
+        """Start a rank with `files` as the arguments of `run`; return its process id, which `control` receives."""
         try:
             self._used = True
             send(pickle.dumps(()), self._socket, files)
@@ -234,7 +235,7 @@ class Launcher:
             ) from error
 
     def end(self, pids: Iterable[int]) -> None:
-        """Kill ranks, and wait until they have ended. If the launcher has ended, its ranks have ended, too."""
+        """Kill the ranks with the process ids `pids`, and wait for their end. Do nothing if the launcher has ended."""
         ended, theirs = os.pipe()
         with os.fdopen(ended, "rb") as file, contextlib.suppress(OSError):
             with os.fdopen(theirs, "wb"):
@@ -255,7 +256,7 @@ _launcher: Launcher | None = None
 
 
 def launcher() -> Launcher:
-    """Return the launcher of this process; start it if there is none. Requests wait until it is ready."""
+    """Return the launcher of this process; start one if none runs. Requests wait until the launcher is ready."""
     global _launcher
     if _launcher is None or not _launcher.usable:
         if _launcher is not None:
@@ -267,7 +268,8 @@ def launcher() -> Launcher:
 def serve(socket_file: int) -> None:
     """Run the launcher in its own process, until the user's process ends.
 
-    A message has the process ids of ranks to end, and a file to close then; or no ids, and the files of a new rank.
+    For a message without process ids, fork a rank, which gets the files of the message. For a message with ids, kill
+    these ranks, then close the file of the message.
     """
     for name in PRELOADED:
         importlib.import_module(name)
@@ -306,7 +308,7 @@ def _fork(user: socket.socket, files: Sequence[int]) -> int:
 
 
 def _end(children: set[int], pids: Sequence[int]) -> None:
-    """Kill some children. A child that has ended keeps its process id until waitpid: no other process is killed."""
+    """Kill those `children` whose ids are in `pids`. No other process can have such an id before waitpid returns."""
     ours = children.intersection(pids)
     for pid in ours:
         os.kill(pid, signal.SIGKILL)
@@ -320,7 +322,7 @@ def _end(children: set[int], pids: Sequence[int]) -> None:
 
 @dataclass(frozen=True)
 class Progress:
-    """The progress of loop number `loop`. `total` is None if it is unknown; `ended` is True in the last report."""
+    """The progress of loop number `loop`. `total` is None if it is not known; `ended` is True in the last report."""
 
     loop: int
     label: str
@@ -330,7 +332,7 @@ class Progress:
 
 
 def send(packed: bytes, end: socket.socket, files: Sequence[int] = ()) -> None:
-    """Send a pickle, with descriptors of open files."""
+    """Send a pickle and the open file descriptors `files` over the socket `end`."""
     with (
         os.fdopen(os.memfd_create("message"), "w+b") if sys.platform == "linux" else tempfile.TemporaryFile() as message
     ):
@@ -340,7 +342,7 @@ def send(packed: bytes, end: socket.socket, files: Sequence[int] = ()) -> None:
 
 
 def receive(end: socket.socket) -> tuple[bytes, list[int]]:
-    """Wait for a message; return its pickle and its descriptors. Raise EOFError if the other end is closed."""
+    """Return the pickle and the descriptors of the next message; raise EOFError if the other end is closed."""
     data, files, _, _ = socket.recv_fds(end, 1, FILES)
     if not data:
         raise EOFError
@@ -362,10 +364,7 @@ def dumps(value: Any) -> bytes:
 
 @cache
 def _pickler() -> Any:
-    """Return cloudpickle's Pickler, changed: code keeps the name of its file, so that tracebacks find the source.
-
-    cloudpickle 3.1.3 writes "<dynamic-code>" instead of the name.
-    """
+    """Return cloudpickle's Pickler, changed to keep the file names of code for tracebacks (3.1.3 drops the names)."""
     kind: Any = importlib.import_module("cloudpickle").Pickler
 
     def reduced(code: CodeType) -> tuple[Any, ...]:

@@ -25,9 +25,9 @@ plotted in one process.
 | `FromDigraph`         | the ranks that send to it       | given    | as given     | only with `push_sum`            |
 | `Chosen`              | the ranks that it chooses       | none     | unknown      | unknown                         |
 
-All but the last two are doubly stochastic: rows sum to 1, so ranks with equal values keep them, and columns sum to 1,
-so the mean over the ranks is preserved. `FromDigraph` is column stochastic only: it preserves the sum. With `Chosen`
-each rank sets its own row before a round and does not know the others. `BaseK(1).draw(6).savefig("base.png")` plots.
+All but the last two are doubly stochastic. Rows sum to 1, so ranks with equal values keep them. Columns sum to 1, so
+the mean over the ranks is preserved. For `FromDigraph` only the columns sum to 1. With `Chosen` each rank sets its own
+row before a round and does not know the other rows. `BaseK(1).draw(6).savefig("base.png")` saves a plot.
 """
 
 from .base import Topology as Topology
@@ -47,5 +47,5 @@ from .static import Ring as Ring
 from .static import Star as Star
 from .static import SymmetricExponential as SymmetricExponential
 
-# The topologies imported above.
+# Every topology that is imported above is public.
 __all__ = sorted(name for name, value in vars().items() if isinstance(value, type) and issubclass(value, Topology))

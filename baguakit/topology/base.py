@@ -1,4 +1,4 @@
-"""The base of all topologies, and their drawings."""
+"""The base class of all topologies, and the functions that draw a topology."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
@@ -19,9 +19,9 @@ if TYPE_CHECKING:  # matplotlib is optional: only drawings need it
     from matplotlib.figure import Figure
 
 MOST_RANKS = 1 << 20  # a larger group is a mistake in the call, and its matrices would take for ever
-# A product of rounds is exact if its distance from the mean is below the first number. Between the two, it converges.
+# A product of matrices is the exact mean if it differs from J by at most the first number; by the second, it converges.
 _AT_THE_MEAN, _NEAR_THE_MEAN = 1e-13, 1e-8
-# One hue from white to dark is readable with any colour blindness, and in grey print.
+# Shades of one hue, from white to dark, are readable with any colour blindness, and in a grey print.
 SHADES, INK = "Blues", "#0b3c6f"
 MOST_ACROSS = 5
 SMALL = 8  # up to this number of ranks weights are printed as fractions; above it a colour bar shows them
@@ -29,11 +29,11 @@ SMALL = 8  # up to this number of ranks weights are printed as fractions; above 
 
 @dataclass(frozen=True)
 class Topology(ABC):
-    """The base of topologies: a mixing matrix for every group size and every round, row by row.
+    """The base class of topologies: a mixing matrix for every group size and every round.
 
     A new topology is a frozen dataclass with `links`. It overrides `period` if its rounds differ, and `check` if some
-    group sizes are impossible. The other methods look at all ranks, which is slow: declare `facts`, and override
-    methods that have a closed form.
+    group sizes are impossible. The other methods look at all ranks, which is slow. So declare `facts`, and
+    override methods that have a closed form.
 
     Attributes:
         facts: the properties among "symmetric", "doubly_stochastic", "column_stochastic" and "circulant" that hold for
@@ -47,13 +47,13 @@ class Topology(ABC):
 
     @abstractmethod
     def links(self, rank: int, size: int, round: int) -> Iterable[tuple[int, float]]:
-        """Yield (peer, weight) for each rank that `rank` hears, itself included; the weights of one peer are added.
+        """Yield (peer, weight) for each rank that `rank` hears, and for `rank`. Weights of the same peer are added.
 
         The arguments have been checked, and there are at least two ranks.
         """
 
     def check(self, size: int) -> None:
-        """Raise ValueError, which names an alternative, if a group of `size` ranks is impossible."""
+        """Raise a ValueError that names an alternative if a group of `size` ranks is impossible."""
         integer("size", size, 1, MOST_RANKS)
 
     def _ranks(self, size: int) -> int:
@@ -72,7 +72,7 @@ class Topology(ABC):
         return 1
 
     def weights(self, rank: int, size: int, round: int) -> dict[int, float]:
-        """Return row `rank` of the mixing matrix, {peer: weight}, for the ranks that it hears and itself, in order."""
+        """Return row `rank` of the mixing matrix: {peer: weight} of `rank` and the ranks that it hears, in order."""
         rank, size, round = self._place(rank, size, round)
         if size == 1:
             return {0: 1.0}
@@ -93,7 +93,7 @@ class Topology(ABC):
         return tuple(peer for peer in hearers if peer != rank)
 
     def matrix(self, size: int, round: int) -> NDArray[np.float64]:
-        """Return the mixing matrix W of one round, (size, size): x ← W x, one row per rank."""
+        """Return the mixing matrix W of a round, (size, size). The round computes x ← W x; x has one row per rank."""
         mixing = np.zeros((self._ranks(size), size))
         for rank in range(size):
             row = self.weights(rank, size, round)
@@ -126,12 +126,12 @@ class Topology(ABC):
     def rounds_to_exactness(self, size: int) -> int | None:
         """Return the smallest m such that rounds 0 … m − 1 give every rank the exact mean: W_m−1 ⋯ W_1 W_0 = J.
 
-        J = 11ᵀ/n. None if no number of rounds gives it; 0 for one rank.
+        J is 11ᵀ/n, for n ranks. Return None if no number of rounds gives the exact mean, and 0 for one rank.
         """
         if (size := self._ranks(size)) == 1:
             return 0
         rounds = [self.matrix(size, round) for round in range(self.period(size))]
-        # If any power of P − J is 0, for P the product of a period, the (n − 1)th power is.
+        # Let P be the product of the matrices of a period. If any power of P − J is 0, then (P − J)^(n − 1) is 0.
         laps = 1 if self.static(size) and self.symmetric(size) else size - 1
         product = np.eye(size)
         for count in range(1, laps * len(rounds) + 1):
@@ -146,12 +146,12 @@ class Topology(ABC):
     def spectral_gap(self, size: int) -> float:
         """Return 1 − ρ, where a round multiplies the distance from the mean by at most ρ, on average over a period.
 
-            ρ = ‖W_τ−1 ⋯ W_1 W_0 − J‖₂ ^ (1/τ),     τ the period, J = 11ᵀ/n
+            ρ = ‖W_τ−1 ⋯ W_1 W_0 − J‖₂ ^ (1/τ),     τ the period, J = 11ᵀ/n, n ranks
 
-        1 means the exact mean within one period; 0 means that some distances never shrink.
+        A gap of 1 means the exact mean within one period. A gap of 0 means that some distances never shrink.
 
         Raises:
-            ValueError: the matrices are not doubly stochastic, so they do not preserve the mean.
+            ValueError: the matrices are not doubly stochastic.
         """
         if not self.doubly_stochastic(size := self._ranks(size)):
             raise ValueError(f"{self!r} is not doubly stochastic for {size} ranks: it does not preserve the mean")
@@ -192,7 +192,7 @@ class Topology(ABC):
         axes = figure.subplots(rows, columns, squeeze=False)
         graphs, tables = ([*axes[first::2].flat] if count > 1 else [axes[0, first]] for first in (0, 1))
 
-        # The square root keeps 1/n distinguishable from 0.
+        # A shade shows the square root of a weight, so that 1/n looks different from 0.
         shades = PowerNorm(0.5, vmin=0, vmax=1 if size <= SMALL else 1.2 * max(float(w.max()) for w in matrices))
         for axis in axes.flat:
             axis.set_axis_off()
@@ -217,14 +217,14 @@ class Topology(ABC):
 
 
 def has_unit_sums(mixing: NDArray[np.float64], across: bool = True) -> bool:
-    """Return whether no weight is negative and every column, and with `across` every row, sums to 1."""
-    # fsum rounds once: the sum has no error of additions, only the error of the weights.
+    """Return whether no weight is negative and every column sums to 1; with `across`, every row must sum to 1, too."""
+    # fsum rounds only once, so the sum is as exact as the weights.
     lines = (*mixing.T, *mixing) if across else mixing.T
     return bool((mixing >= 0).all()) and all(abs(fsum(line) - 1) <= 1e-15 for line in lines)
 
 
 def _draw_graph(axes: "Axes", mixing: NDArray[np.float64]) -> None:
-    """Draw ranks on a circle, with a line between two that hear each other with equal weights, else arrows."""
+    """Draw ranks on a circle. Connect ranks that hear each other with equal weights by a line, others by arrows."""
     from matplotlib.collections import LineCollection
     from matplotlib.patches import Circle, FancyArrowPatch
 
@@ -251,7 +251,7 @@ def _draw_graph(axes: "Axes", mixing: NDArray[np.float64]) -> None:
 
 
 def _draw_matrix(axes: "Axes", mixing: NDArray[np.float64], shades: Any) -> Any:
-    """Draw a mixing matrix: weights as shades, and as fractions if the matrix is small."""
+    """Draw the weights of a mixing matrix as shades, and in a small matrix also as fractions; return the image."""
     size = len(mixing)
     axes.set_axis_on()
     ticks = range(0, size, ceil(size / 8))

@@ -29,14 +29,14 @@ class Chosen(Topology):
                 graph.choose(self_weight=0.5, src_weights={left: 0.5}, dst_weights=[right])
                 ...
 
-    Before each round the ranks exchange one byte per pair of ranks, for which the host waits; if two choices do not
-    match, all ranks raise an error that names both ranks. A choice is valid until the next one. An exchange uses the
-    choice at its launch, at the end of an optimizer step. With "awc" it is the exchange of the next step; that of the
-    first step is launched when the attachment is made.
+    Before each round the ranks exchange one byte per pair of ranks, and the host waits for these bytes. If the choices
+    of two ranks do not match, all ranks raise an error that names both. A choice is valid until the next choice. An
+    exchange uses the choice that is valid at its launch, at the end of an optimizer step. With "awc" it is the exchange
+    of the next step, and `attach` launches the exchange of the first step.
 
-    A rank knows its own row only. The caller must make the columns of the matrix sum to 1 as well: a rank that others
-    hear with the weights w gives itself the weight 1 − Σ w. Stages that need the whole matrix refuse it. Two `Chosen`
-    are never equal, and checkpoints do not hold the choices.
+    A rank knows its own row only. The caller must make the columns of the matrix sum to 1, too: if other ranks hear a
+    rank with the weights w, this rank gives itself the weight 1 − Σ w. Stages that need the whole matrix refuse a
+    `Chosen`. Two `Chosen` are never equal, and checkpoints do not contain the choices.
     """
 
     facts = ("doubly_stochastic",)  # the caller's responsibility
@@ -58,8 +58,8 @@ class Chosen(Topology):
         Args:
             self_weight: the weight of this rank's own values; None means 1 − Σ src_weights.
             src_weights: {rank: weight} for the ranks that this rank hears; {} for none.
-            dst_weights: {rank: factor} for the ranks that this rank sends to, where the values sent are multiplied by
-                the factor; a list of ranks means factors of 1; None means all ranks that hear this one.
+            dst_weights: {rank: factor} for the ranks that this rank sends to; it multiplies the values that it sends by
+                the factor. A list of ranks means factors of 1. None means all ranks that hear this rank.
 
         Raises:
             TypeError: `src_weights` is not a mapping, a rank not a whole number, or a weight not a number.
@@ -74,7 +74,7 @@ class Chosen(Topology):
         sources = dict(sorted(sources.items()))
         heard = fsum(sources.values())
         own = 1 - heard if self_weight is None else real("self_weight", self_weight)
-        # If this rank sends with factors, other ranks do so, too. Their factors are not known here.
+        # If this rank sends with factors, all ranks do, and the sum depends on factors that this rank does not know.
         if not isinstance(dst_weights, Mapping) and abs(own + heard - 1) > _ROUNDING:
             raise ValueError(
                 f"self_weight={own} and src_weights={sources} sum to {own + heard}, not 1; "
@@ -86,7 +86,7 @@ class Chosen(Topology):
 
     @property
     def choice(self) -> Choice:
-        """Return the current choice."""
+        """Return the current choice; raise a ValueError if there is none yet."""
         if self._choice is None:
             raise ValueError(
                 "Chosen() has no weights yet: call its choose(src_weights=…) before the exchange; "
@@ -107,16 +107,16 @@ class Chosen(Topology):
 
 
 def chooses(stage: Any) -> bool:
-    """Return whether a stage, or a stage within it, averages over a `Chosen`."""
+    """Return whether a stage, or a stage that it contains, averages over a `Chosen`."""
     if not is_dataclass(stage):
         return False
     return isinstance(stage, Chosen) or any(chooses(getattr(stage, f.name)) for f in fields(stage))
 
 
 def as_chosen(stage: Any) -> Any:
-    """Return the stage with the weights chosen now, for the flights of one round.
+    """Return the stage with its `Chosen` fixed to the weights chosen now, for the exchanges of one round.
 
-    The training thread calls it at launch. On a lane, the next round's weights may have been chosen already.
+    The training thread calls it at launch: the user may choose the next weights before a lane runs the stage.
     """
     if isinstance(stage, Chosen):
         round = Chosen()
@@ -129,7 +129,7 @@ def as_chosen(stage: Any) -> Any:
 
 
 def weights_in(name: str, given: Mapping[int, float] | Iterable[int]) -> dict[int, float]:
-    """Return the weights of ranks; a list means 1 each."""
+    """Return {rank: weight} for the argument `name`; a list of ranks means weights of 1, and is no `src_weights`."""
     if not isinstance(given, Mapping):
         if name == "src_weights":
             raise TypeError(message(name, "a mapping such as {3: 0.5}, or {}", given))

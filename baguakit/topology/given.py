@@ -31,7 +31,7 @@ class Given(Topology):
     ranks: int
 
     def _rows_of(self, given: tuple[Any, ...]) -> Rows:
-        """Return the weights of all ranks from the matrix or graph of a round, without weights of 0."""
+        """Return {peer: weight} of each rank, from the matrix or graph of a round; leave out weights of 0."""
         raise NotImplementedError
 
     @cached_property
@@ -39,7 +39,7 @@ class Given(Topology):
         return list(map(self._rows_of, self.rounds))
 
     def check(self, size: int) -> None:
-        """Raise ValueError if the group has another number of ranks; a group of one rank is allowed."""
+        """Raise a ValueError unless the group has `ranks` ranks, or one."""
         super().check(size)
         if size not in (1, self.ranks):
             raise ValueError(f"this {type(self).__name__} was given for {self.ranks} ranks and the group has {size}")
@@ -71,13 +71,13 @@ class Given(Topology):
 
 
 class FromMatrix(Given):
-    """A given mixing matrix, or one for each round of a period:  x ← W_{t mod τ} x,  row i holds the weights of rank i.
+    """A given mixing matrix, or τ matrices W_0, W_1, … that repeat: round t computes  x ← W_{t mod τ} x.
 
         FromMatrix([[0.75, 0.25], [0.25, 0.75]])          FromMatrix([first, second, third])
 
-    Each matrix must be doubly stochastic. A sum may differ from 1 by 1e-6, the error of single precision: the weights
-    are then corrected, so that sums are 1 to within 1e-15. Connectivity is not checked: if a rank cannot reach another,
-    `spectral_gap` is 0.
+    Row i of a matrix has the weights of rank i. Each matrix must be doubly stochastic. If a sum differs from 1 by 1e-6
+    at most, the error of single precision, the weights are corrected, so that sums are 1 to within 1e-15. Connectivity
+    is not checked: if a rank cannot reach another rank, `spectral_gap` is 0.
 
     Args:
         matrix: a square matrix, or a sequence of matrices for rounds 0, 1, 2, …: lists, numpy arrays, CPU tensors.
@@ -106,7 +106,7 @@ class FromMatrix(Given):
 
 
 def _matrices(given: Any) -> list[tuple[NDArray[np.float64], str]]:
-    """Return each square matrix, and its name for error messages."""
+    """Return (square matrix, its name for error messages) for each round; raise if `given` has no such matrices."""
     rounds: list[NDArray[np.float64]] = []
     for listed in ([given], given):  # one matrix, or one for each round
         try:
@@ -173,7 +173,7 @@ class FromGraph(Given):
 
     Args:
         graph: an object with `nodes` and `edges`, such as a networkx graph, or pairs of nodes. Nodes that are 0, 1, …
-            n − 1 are the ranks themselves; others are numbered in the order in which the graph lists them, as in
+            n − 1 are the ranks themselves; other nodes are numbered in the order in which the graph lists them, as in
             `networkx.to_numpy_array`.
 
     Raises:
@@ -213,8 +213,8 @@ class FromDigraph(Given):
         FromDigraph(networkx.DiGraph(...))          FromDigraph([(0, 1), (1, 2), (2, 0), (0, 2)])
         FromDigraph([[(0, 1)], [(1, 2), (2, 0)]])                              one graph for each round of a period
 
-    Column stochastic: an exchange preserves the sum over the ranks, but not the mean, for which `push_sum` and
-    `gradient_tracking(order="push_sum")` correct. Loops and repeated edges are ignored.
+    Column stochastic: an exchange preserves the sum over the ranks, but ranks with equal values do not keep them; use
+    `push_sum` or `gradient_tracking(order="push_sum")`, which correct this. Loops and repeated edges are ignored.
 
     Args:
         graph: an object with `nodes` and `edges`, such as a networkx digraph, or pairs (sender, receiver) of nodes; or
@@ -257,7 +257,7 @@ def read_graphs(graphs: list[Any], taker: str) -> tuple[list[Any], list[set[tupl
             if hasattr(graph, "nodes") and hasattr(graph, "edges"):
                 some, pairs = list(graph.nodes), [(a, b) for a, b, *_ in graph.edges]
             else:
-                # Elements of a tensor never compare equal as dict keys.
+                # Two elements of a tensor are never equal as dict keys, so make a list of numbers.
                 pairs = [(a, b) for a, b in (graph.tolist() if hasattr(graph, "tolist") else graph)]
                 some = [node for edge in pairs for node in edge]
         except (TypeError, ValueError, RuntimeError):
@@ -279,7 +279,7 @@ def read_graphs(graphs: list[Any], taker: str) -> tuple[list[Any], list[set[tupl
 
 
 def _rounds(graph: Any) -> list[Any]:
-    """Return the graph of each round: one, unless `graph` is a sequence of graphs."""
+    """Return the graphs of all rounds. Unless `graph` is a sequence of graphs, it is the only graph."""
     if hasattr(graph, "nodes") or isinstance(graph, str | bytes) or not isinstance(graph, Iterable):
         return [graph]
     try:
@@ -301,7 +301,7 @@ def unreached(size: int, edges: Edges) -> list[int]:
 
 
 def one_edge_after(size: int, edges: Edges) -> list[list[int]]:
-    """Return the ranks one edge after each rank."""
+    """Return by rank the ranks to which an edge leads from this rank."""
     after: list[list[int]] = [[] for _ in range(size)]
     for first, second in edges:
         after[first].append(second)

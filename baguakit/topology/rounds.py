@@ -1,4 +1,4 @@
-"""Topologies that change from round to round: with one peer a round, or exact after finitely many rounds."""
+"""Topologies that change from round to round. They have one peer a round, or are exact after finitely many rounds."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
@@ -25,7 +25,7 @@ class _OnePeer(Topology):
     facts: ClassVar[tuple[str, ...]] = ("symmetric", "doubly_stochastic")  # for P² = I: ranks average in pairs
 
     def period(self, size: int) -> int:
-        """Return ⌈log₂ n⌉; 1 for one rank."""
+        """Return ⌈log₂ `size`⌉; 1 for one rank."""
         return max(1, (self._ranks(size) - 1).bit_length())
 
     def links(self, rank: int, size: int, round: int) -> Iterator[tuple[int, float]]:
@@ -60,19 +60,19 @@ class OnePeerExponential(_OnePeer):
 
 @dataclass(frozen=True)
 class ShiftOne(_OnePeer):
-    """Pairs of the lower and the upper half of the group, shifted by one place in each round.
+    """Pairs of a rank of the lower and a rank of the upper half of the group, shifted by one place in each round.
 
-        peer(r) = h + (r + t) mod h   for r < h,      (r − h − t) mod h   for r ≥ h,      h = n/2
+        peer of rank r in round t:   h + (r + t) mod h   for r < h,      (r − h − t) mod h   for r ≥ h,      h = n/2
 
     Two ranks of one half never average directly, so mixing is slow in large groups: h rounds multiply the distance from
-    the mean by 0 for n = 4, 0.35 for n = 8 and 0.57 for n = 16. `BaseK(1)` is exact after 2, 3 and 4 rounds. Needs an
-    even n. Symmetric, doubly stochastic.
+    the mean by 0 for n = 4, 0.35 for n = 8 and 0.57 for n = 16. For the same n, `BaseK(1)` is exact after 2, 3 and 4
+    rounds. Needs an even n. Symmetric, doubly stochastic.
 
     Gan et al. 2021, "BAGUA: Scaling up Distributed Learning with System Relaxations", arXiv:2107.01499.
     """
 
     def check(self, size: int) -> None:
-        """Raise ValueError if `size` is odd; a group of one rank is allowed."""
+        """Raise a ValueError if `size` is odd, but not 1."""
         super().check(size)
         if size % 2 and size > 1:
             raise ValueError(
@@ -81,7 +81,7 @@ class ShiftOne(_OnePeer):
             )
 
     def period(self, size: int) -> int:
-        """Return n/2; 1 for one rank."""
+        """Return `size`/2; 1 for one rank."""
         return max(1, self._ranks(size) // 2)
 
     def _peer(self, rank: int, size: int, round: int) -> int:
@@ -91,7 +91,7 @@ class ShiftOne(_OnePeer):
 
 @dataclass(frozen=True, repr=False)
 class RandomMatching(Declared, _OnePeer):
-    """A new random matching in each round, the same on all ranks.
+    """Random pairs of ranks, new in each round. The two ranks of a pair average. All ranks find the same pairs.
 
         order of round t = the ranks sorted by hash(seed, t, rank);    the first and second rank of the order average,
         then the third and fourth, …;    W = (I + P) / 2
@@ -103,22 +103,22 @@ class RandomMatching(Declared, _OnePeer):
     Args:
         seed: a whole number, the same on all ranks; its lowest 64 bits are used.
 
-    Boyd, Ghosh, Prabhakar and Shah 2006, "Randomized gossip algorithms", doi:10.1109/TIT.2006.874516. In `diloco` it is
-    NoLoCo: Kolehmainen et al. 2025, "NoLoCo: No-all-reduce Low Communication Training Method for Large Models",
+    Boyd, Ghosh, Prabhakar and Shah 2006, "Randomized gossip algorithms", doi:10.1109/TIT.2006.874516. `diloco` over it
+    is NoLoCo: Kolehmainen et al. 2025, "NoLoCo: No-all-reduce Low Communication Training Method for Large Models",
     arXiv:2506.10911.
     """
 
     seed: int = 0
 
     def period(self, size: int) -> int:
-        """Return 2^64; 1 for n ≤ 2."""
+        """Return 2^64; 1 for one or two ranks."""
         return 1 << 64 if self._ranks(size) > 2 else 1
 
     def rounds_to_exactness(self, size: int) -> int | None:
         return size - 1 if self._ranks(size) <= 2 else None
 
     def spectral_gap(self, size: int) -> float:
-        """Return 1 − √(E ‖W x − x̄‖² / ‖x − x̄‖²), the root mean square over all matchings."""
+        """Return 1 − √(E ‖W x − x̄‖² / ‖x − x̄‖²), with E the mean over all matchings, and x̄ the mean of x."""
         if self._ranks(size) == 1:
             return 1.0
         return 1 - sqrt(1 / 2 if size % 2 else (size - 2) / (2 * (size - 1)))
@@ -139,13 +139,13 @@ class BaseK(Declared, Topology):
                   in one round each of the others averages with one rank of each block,
                   weight m/n; average within each block again.                           T = 1 + max(T(am) + T(m), T(r))
 
-    The round between blocks and others gives both the mean of all ranks: each of the others becomes
-    (am/n) mean of the blocks + (r/n) itself, and each block gains m (others − blocks) / n from each of the r others.
+    A split gives the mean of all ranks: let B be the mean of the blocks and O the mean of the others. The round between
+    blocks and others turns O into (am/n) B + (r/n) O, and a block's sum m B into m B + r (m/n) (O − B), m times that.
     For n = 2^j and k = 1 this is the hypercube: in round t rank i averages with rank i XOR 2^(t mod j).
 
-    T ≤ 2 log_{k+1} n + 2, and no more than in the paper's graph: with k = 1, T is 3 for 8 ranks, 6 (there 7) for 9, 9
-    for 25 and 11 for 100. Some ranks are idle in some rounds. Symmetric, doubly stochastic; exact after T rounds that
-    begin at a multiple of T.
+    T ≤ 2 log_{k+1} n + 2, and no more than in the paper's graph: with k = 1, T is 3 for 8 ranks, 6 for 9 (7 in the
+    paper), 9 for 25 and 11 for 100. Some ranks are idle in some rounds. Symmetric, doubly stochastic. The mean is exact
+    after T rounds that begin at a multiple of T.
 
     Args:
         k: the largest number of peers of a rank in one round, 1 or more.
@@ -202,7 +202,7 @@ class OnePeerExact(Topology):
 
 @lru_cache(maxsize=16)
 def _matching(seed: int, size: int, round: int) -> NDArray[np.int64]:
-    """Return the peer of each rank; an idle rank is its own peer. This takes 1 ms for 16,384 ranks."""
+    """Return the peer of each rank in a round; an idle rank is its own peer. For 16,384 ranks this takes 1 ms."""
     key = _hashed(np.array([seed & _MASK], dtype=np.uint64)) + np.uint64(round & _MASK)
     numbers: NDArray[np.uint64] = _hashed(key) + np.arange(size).astype(np.uint64)
     order = _hashed(numbers).argsort(kind="stable")
@@ -222,7 +222,7 @@ def _hashed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @lru_cache(maxsize=1 << 16)
 def _fewest(k: int, n: int) -> tuple[int, tuple[int, ...]]:
-    """Return T(n) and the way to reach it: () for a mean, (a,) for a product, (a, m) for a split."""
+    """Return T(n) of `BaseK` and the way of averaging that takes it: () mean, (a,) product, (a, m) split."""
     if n <= k + 1:
         return min(n - 1, 1), ()
     best: tuple[int, tuple[int, ...]] = 2 * n, ()  # more than any plan takes
@@ -232,7 +232,7 @@ def _fewest(k: int, n: int) -> tuple[int, tuple[int, ...]]:
     for m in _products_of_small(k + 1, n):  # other blocks are never faster
         for a in range(max(1, -(-n // m) - k), min(k, (n - 1) // m) + 1):  # at least one other, and at most k m
             parts = a * m, m, n - a * m
-            # In T rounds a rank gets values of at most (k + 1)^T ranks.
+            # A rank gets values of at most (k + 1)^T ranks in T rounds: T ≥ log_{k+1} of the number of ranks.
             blocks, block, others = [ceil(log(part, k + 1) - 1e-9) for part in parts]
             if 1 + max(blocks + block, others) < best[0]:
                 blocks, block, others = [_fewest(k, part)[0] for part in parts]
@@ -250,7 +250,7 @@ def _products_of_small(largest: int, n: int) -> list[int]:
 
 
 def _peers(k: int, n: int, rank: int, round: int) -> dict[int, Fraction]:
-    """Return {rank: weight} for the ranks that a rank hears in one of the T(n) rounds; {} for later rounds."""
+    """Return {rank: weight} for the other ranks that `rank` hears in one of the T(n) rounds; {} for later rounds."""
     rounds, way = _fewest(k, n)
     if round >= rounds:
         return {}

@@ -28,7 +28,7 @@ class Ring(Topology):
     """A ring: each rank hears its two neighbours,  W_ii = W_i,i±1 = 1/3  (indices mod n).
 
     Two messages per rank for every n. Never exact for n > 3: a round multiplies the distance from the mean by
-    1/3 + 2/3 cos(2π/n), which is 0.80 for 8 ranks and 0.987 for 32. For two ranks W = 11ᵀ/2: the neighbour counts once.
+    1/3 + 2/3 cos(2π/n), which is 0.80 for 8 ranks and 0.987 for 32. For two ranks W = 11ᵀ/2: each has one neighbour.
     Symmetric, static, doubly stochastic.
 
     Lian et al. 2017, "Can Decentralized Algorithms Outperform Centralized Algorithms?" (D-PSGD), arXiv:1705.09056.
@@ -48,7 +48,7 @@ class Exponential(Topology):
         W_ii = W_i,i−2^k = 1/(1 + ⌈log₂ n⌉)
 
     ⌈log₂ n⌉ messages per rank. A round multiplies the distance from the mean by 1 − 2/(1 + ⌈log₂ n⌉), 0.5 for 8 ranks
-    and 0.67 for 32; for odd n by less. Not exact for n > 3. Static, doubly stochastic, and symmetric for n ≤ 3 only.
+    and 0.67 for 32; for odd n by less than this. Not exact for n > 3. Static, doubly stochastic; symmetric for n ≤ 3.
 
     Ying et al. 2021, "Exponential Graph is Provably Efficient for Decentralized Deep Training", arXiv:2110.13363.
     """
@@ -95,8 +95,8 @@ class SymmetricExponential(Declared, Topology):
 class Star(Topology):
     """A star: rank 0 hears all others; they hear rank 0 only,  W_0j = W_j0 = 1/n,  W_jj = 1 − 1/n for j > 0.
 
-    A round multiplies the distance from the mean by 1 − 1/n. Larger weights would mix faster, but would not preserve
-    the mean. Never exact for n > 2. Symmetric, static, doubly stochastic.
+    A round multiplies the distance from the mean by 1 − 1/n. Never exact for n > 2. Symmetric, static and doubly
+    stochastic.
 
     Metropolis weights: Xiao and Boyd 2004, "Fast linear iterations for distributed averaging",
     doi:10.1016/j.sysconle.2004.02.022.

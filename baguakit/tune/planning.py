@@ -25,7 +25,7 @@ NEAR = 0.02  # of the fastest: predictions do not resolve smaller differences
 
 
 def every() -> dict[Algorithm, str]:
-    """Return every algorithm with its defaults, and common variants of `bytegrad`, by their calls; preferred first."""
+    """Return {algorithm: its call}, the preferred first: all algorithms by default, and variants of `bytegrad`."""
     byte, push_sum = algorithms.bytegrad, algorithms.push_sum
     found: dict[Algorithm, str] = {
         algorithms.gradient_allreduce(): "bk.algorithms.gradient_allreduce()",
@@ -39,7 +39,7 @@ def every() -> dict[Algorithm, str]:
 
 
 def by_nodes(algorithm: Algorithm, comm: Comm) -> Algorithm | None:
-    """Return `hierarchical(algorithm)`; None if that is impossible or the algorithm is hierarchical already."""
+    """Return `hierarchical(algorithm)`; None if the group does not fit, or the algorithm is hierarchical already."""
     try:
         between = hierarchical(algorithm)
         check(between, comm)
@@ -49,21 +49,21 @@ def by_nodes(algorithm: Algorithm, comm: Comm) -> Algorithm | None:
 
 
 def compressors_in(algorithms: Sequence[Algorithm]) -> list[Compressor]:
-    """Return the compressors in algorithms, each once."""
+    """Return the compressors that `algorithms` use, each once."""
     stages = [stage for rule in rules_of(*algorithms) for stage in rule.stage.whole()]
     return list(dict.fromkeys(each for stage in stages for each in stage.compressors()))
 
 
 @dataclass(frozen=True, repr=False, eq=False)
 class Plan(Declared):
-    """Predictions, the fastest first. Print it.
+    """The predictions of `plan`, the fastest first. Print it.
 
     Attributes:
         rows: a prediction for every combination.
         best: the row picked. Of all rows within 2 % of the fastest, it is the one whose algorithm was named first, then
             the one with the fewest flows and buckets. If no algorithm was named, the algorithm must keep DDP's loss.
-        network, compute: the measurements that the predictions follow from.
-        left_out: {expression: reason why it has no rows}, for algorithms that were not named.
+        network, compute: the measurements from which the predictions were computed.
+        left_out: {expression of an algorithm: reason why it has no rows}. Empty if `algorithms` were given.
     """
 
     rows: tuple[Prediction, ...]
@@ -74,7 +74,7 @@ class Plan(Declared):
 
     @property
     def why(self) -> str:
-        """Return a sentence on the picked row, compared with the best row of the other algorithms."""
+        """Return a sentence that compares the picked row with the fastest rows of two other algorithms."""
         best = self.best
         text = (
             f"{written(best.algorithm)} in {best.buckets} bucket{'s' * (best.buckets != 1)} over {best.flows} "
@@ -86,7 +86,7 @@ class Plan(Declared):
         return text
 
     def fastest(self) -> list[Prediction]:
-        """Return the fastest row of each algorithm, and for the picked algorithm the picked row."""
+        """Return one row per algorithm: the picked row, and the fastest row of each other algorithm."""
         first = {row.algorithm: row for row in reversed(self.rows)} | {self.best.algorithm: self.best}
         return sorted(first.values(), key=lambda row: row.seconds)
 
@@ -132,9 +132,9 @@ def plan(
         comm: the ranks. With a mesh, each algorithm is also tried with `bk.hierarchical`.
         network: the result of `probe`; None means to probe now, for the compressors that the algorithms use. If it has
             more ranks than `comm`, as from `describe`, each rank plans alone for the ranks of the network.
-        step_seconds: the time of one step without communication, while all ranks work: seconds, of which forward
-            takes a third; or a `Compute`; or a function that takes one such step, which is called and timed seven times
-            (it changes this rank's weights: plan before `attach`). The slowest rank counts. None: communication only.
+        step_seconds: the time of one step without communication, while all ranks work: seconds (a third of them for
+            forward), a `Compute`, or a function that takes one such step. The function is called seven times. It
+            changes this rank's weights, so plan before `attach`. The slowest rank counts. None: communication only.
         algorithms: the algorithms to choose from, in order of preference. None means to predict all algorithms, and to
             pick one that keeps DDP's loss.
         bucket_bytes: bucket sizes to try, in bytes. A size that gives the same buckets as a smaller one is left out.
@@ -253,16 +253,16 @@ def describe(
         network = bk.tune.describe(2, 4, between=10e9 / 8, within=12e9, within_to_all=6e9)
         print(bk.tune.plan(model, network=network, algorithms=[bk.algorithms.bytegrad()]))
 
-    A ring crosses the network card of a machine once. In an all-to-all, each of the L ranks of a machine sends N − L of
-    its N − 1 messages through the card: a byte takes L (N − L)/(N − 1) times as long; between nodes L times.
+    A ring crosses a machine's network card once. In an all-to-all of N ranks, each of a machine's L ranks sends N − L
+    of N − 1 messages through the card: a byte takes L (N − L)/(N − 1) times as long; between nodes, L times as long.
 
     Args:
         nodes, per_node: the number of machines, and L, the number of ranks per machine.
         between: bytes per second that a machine's network card sends.
         within: bytes per second that a rank sends in a ring of the ranks of one machine.
-        within_to_all: the same in an all-to-all, which crosses PCIe switches and sockets; None: as `within`.
+        within_to_all: as `within`, but in an all-to-all, which crosses PCIe switches and sockets; None: as `within`.
         memory: bytes per second that kernels read and write.
-        compressors: the compressors to model: one read of the values and one write of the codes, at `memory`.
+        compressors: the compressors. Each is modelled as a read of the values and a write of the codes, at `memory`.
         alpha: the latency of a message, in seconds.
         device: "cuda" or "cpu".
 

@@ -16,8 +16,8 @@ Overlap: training computes for W seconds. Flight i is launched after r_i of thes
 processor works for z_i seconds of the flight. Flights run in order on one lane. A flight may run for B_i of its T_i
 seconds on a second lane (see `baguakit.lanes`):
 
-    this lane           a_1     a_2  c_1     a_3  c_2   …     a_i = c_i = (T_i − B_i)/2
-    second lane              b_1        b_2                   b_i = B_i
+    first lane          h_1     h_2  h_1     h_3  h_2   …     h_i = (T_i − B_i)/2, before B_i and after B_i
+    second lane              B_1        B_2
 
 While training and flights run, they share the processor, with the crowding κ (see `Network`). ρ is the sum of z/T over
 the flights that run at that time (z/T is the processor's share of a flight):
@@ -26,7 +26,7 @@ the flights that run at that time (z/T is the processor's share of a flight):
     training runs at the rate       1 − κ ρ s
 
 Without crowding (κ = 0) and on one lane, flight i lands at c_i = max(r_i, c_{i−1}) + T_i, and the step ends at
-max(W, c_last). Many equal flights on two lanes take max(Σ (T − B), Σ B), plus the part of one that nothing overlaps.
+max(W, c_last). Many equal flights on two lanes take max(Σ (T − B), Σ B), plus the part of a flight that none overlaps.
 
 The effect of an algorithm on training, compared with DDP, follows from the declarations of its stages. Only training
 shows whether another trajectory is as good: `measured.json` has results of a small GPT (`python -m bench.frontier`).
@@ -58,7 +58,7 @@ class Effect(Declared):
     """The effect of an algorithm on training. Print it.
 
     Attributes:
-        averages: whether all ranks use the mean of the gradients of each step in that step, up to rounding. Otherwise
+        averages: whether each step uses, on all ranks, the mean of the gradients of this step, up to rounding. If not,
             training takes a different trajectory: weights differ by rank, gradients are sparse, of low rank or delayed,
             or the optimizer differs.
         bits: the number of bits per value to which gradients are rounded, the fewest of all stages; None: exact mean.
@@ -71,7 +71,7 @@ class Effect(Declared):
 
     @property
     def keeps_loss(self) -> bool:
-        """Return whether DDP's final loss is certain without a trial: an exact mean, or a mean in 8 bits or more."""
+        """Return whether training surely gets DDP's final loss, because the mean is exact, or in 8 bits or more."""
         return self.averages and (self.bits is None or self.bits >= 8)
 
     @property
@@ -112,13 +112,13 @@ def effect(algorithm: Algorithm) -> Effect:
 
 @lru_cache(maxsize=1)
 def measured() -> dict[str, float]:
-    """Return {algorithm's expression: number of steps to DDP's final loss, as a multiple of DDP's}."""
+    """Return {expression of an algorithm: its steps to the final loss of DDP, divided by the steps of DDP}."""
     text = resources.files(__package__).joinpath("measured.json").read_text()
     return dict(json.loads(text)["steps"])
 
 
 def written(algorithm: Algorithm) -> str:
-    """Return the expression of an algorithm."""
+    """Return the expression that makes an algorithm."""
     return ", ".join(map(repr, rules_of(algorithm)))
 
 
@@ -149,7 +149,7 @@ class Prediction(Declared):
 
     @property
     def to_loss(self) -> float | None:
-        """Return the seconds of as much progress as one DDP step, measured with a small GPT; None: not measured."""
+        """Return the seconds for the progress of one DDP step, by the steps of a small GPT; None: not measured."""
         steps = measured().get(written(self.algorithm))
         return None if steps is None else steps * self.seconds
 
@@ -188,11 +188,11 @@ def predict(
         return both + sum(each.copies for each in costs) + compute.optimizer
 
     def beside(each: RuleCost, W: float) -> float:
-        """Return the seconds until W seconds of training, and all flights launched at its start, are over."""
+        """Return the seconds until W seconds of training are over, and all flights of `each`, launched at once."""
         return overlapped(W, [(0.0, flight) for _, flight in each.flights], kappa)
 
     def rate(each: RuleCost, step: float) -> float:
-        """Return the flights per step: for a free-running rule at most one, limited by the network."""
+        """Return the exchanges of a rule per step. The network limits a free-running rule, to one at most."""
         if each.rule.window != "free_running":
             return 1 / every_of(each.rule)
         return step / (step + beside(each, 0.0) + each.rule.interval) if step else 1.0
@@ -215,14 +215,14 @@ def predict(
 
 
 def every_of(rule: Rule) -> int:
-    """Return the number of steps per exchange; raise if it is not a number."""
+    """Return the number of steps per exchange; raise a ValueError if a function tells when to exchange."""
     if not isinstance(rule.every, int):
         raise ValueError(f"every of {rule!r} is not a number; plan and tune with one, such as its mean")
     return rule.every
 
 
 def lasting(algorithm: Algorithm) -> list[Rule]:
-    """Return the rules that never stop. Raise if a function decides when a rule starts or stops."""
+    """Return the rules that never stop. Raise a ValueError if a function tells when a rule starts or stops."""
     rules = rules_of(algorithm, name="algorithm")
     if told := [rule for rule in rules if callable(rule.start) or callable(rule.stop)]:
         raise ValueError(f"{told[0]!r} starts or stops by a function of the step; plan and tune with numbers")
@@ -255,7 +255,7 @@ def cost_of(rule: Rule, buckets: list[list[Tensor]], place: Place, due: Mapping[
     for bucket in buckets:
         here = [real(local(p)) for p in bucket]  # of sharded parameters this rank's shards
         load = Load(sum(p.numel() for p in here), here[0].element_size(), tuple(tuple(p.shape) for p in here))
-        # The lane copies gradients into the bucket.
+        # Gradients are copied into the bucket on the lane, so this copy is a part of the flight.
         flight = launched + place.copies(int(gradients), load.size) + rule.stage.cost(load, place)
         if not has_phases(rule.stage):  # a stage in it flies on its lane
             flight = replace(flight, beside=0.0, beside_busy=0.0)
@@ -271,7 +271,7 @@ def cost_of(rule: Rule, buckets: list[list[Tensor]], place: Place, due: Mapping[
 
 @dataclass(eq=False)
 class Phase:
-    """A flight or a phase of it: its remaining seconds, ρ, the seconds of training and the phase that come before."""
+    """A part of a flight, on one lane. It starts after `training` seconds of training and after the part `before`."""
 
     left: float
     rho: float
@@ -307,7 +307,7 @@ def overlapped(W: float, flights: Sequence[tuple[float, Cost]], kappa: float = 0
 
 
 def lanes_of(flights: Sequence[tuple[float, Cost]], W: float) -> tuple[deque[Phase], deque[Phase]]:
-    """Return the phases of all flights on each of the two lanes, in order."""
+    """Return the phases of all flights on the first lane and on the second lane, in the order in which they run."""
     lane, beside = deque[Phase](), deque[Phase]()
     last: list[Phase] = []  # the last phase of the flight before, which is not due yet
     for r, flight in flights:

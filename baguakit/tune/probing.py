@@ -1,8 +1,8 @@
 """Measurements: the speed of machines, the links between them, and the computation of a training step.
 
 Ranks of one machine share its cores and its memory, and in training they do the same work at the same time. So all
-ranks begin together and repeat the work until each rank has run on the cores several times. The speed is the mean: a
-median would describe only repetitions in which no other rank ran. Lines are fitted to the times of messages.
+ranks begin a measurement together and repeat it until each rank has run on the cores several times. The mean of the
+times counts: the median may be of repetitions in which no other rank ran. Lines are fitted to the times of messages.
 """
 
 import time
@@ -47,9 +47,9 @@ def fit(times: Mapping[int, Sequence[float]]) -> Line:
 
         Σ_b |log((α + β b)/t_b)|
 
-    Small messages count as much as large ones here, and outliers count little. If fewer than three points are near this
-    line, return it. Otherwise use the near points. Take the β that minimises  Σ_b b ((α + β b)/t_b − 1)²: long messages
-    are timed best. For this β, take the α that minimises the sum without the factor b. Neither is less than 0.
+    In this sum small messages count as much as large ones, and outliers count little. If fewer than three points are
+    near this line, return it. Otherwise use the near points. Take the β ≥ 0 that minimises  Σ_b b ((α + β b)/t_b − 1)²,
+    since long messages are timed best. For this β, take the α ≥ 0 that minimises the sum without the factor b.
 
     `times` is {bytes: seconds}, of two sizes or more.
     """
@@ -87,9 +87,9 @@ def probe(
 
         print(bk.tune.probe(bk.Comm()))
 
-    On each link all ranks send a message to the next rank, then reduce a tensor, and then send to all other ranks. The
-    last is slower if ranks share a network card, or GPUs a PCIe switch. Messages have 1 KiB, 4 KiB and so on, until the
-    time is used up. Groups are made for the probe and closed. Nobody else should use the network meanwhile.
+    On each link all ranks send a message to the next rank, then reduce a tensor, and then send to all other ranks.
+    Sending to all is slower if ranks share a network card, or GPUs share a PCIe switch. Messages have 1 KiB, 4 KiB and
+    so on, until the time is used up. Nobody else should use the network meanwhile.
 
     Args:
         comm: the ranks, and with a mesh their nodes; None means all ranks.
@@ -134,7 +134,7 @@ def probe(
         own.close()
     networks: list[Network] = comm.gather_objects(replace(mine, links=tuple(links)))
 
-    # The links are equal on all ranks. For all other measurements, the slowest machine counts.
+    # The measurements of links are equal on all ranks. For all other measurements, the slowest machine counts.
     def slowest(measured: Sequence[Any], *names: str) -> Any:
         return replace(measured[0], **{name: max(getattr(each, name) for each in measured) for name in names})
 
@@ -145,7 +145,7 @@ def probe(
 
 
 def now(device: torch.device) -> float:
-    """Return the time in seconds, after the device has finished its work."""
+    """Wait until the device has finished its work; return the time in seconds."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -154,12 +154,12 @@ def now(device: torch.device) -> float:
 def machine(comm: Comm, device: torch.device, compressors: Sequence[Compressor]) -> tuple[Network, float]:
     """Return the speeds of this rank's machine while all ranks work, and the seconds that pass per second of CPU time.
 
-    The latter is 0 on a GPU. The crowding is κ = T₂/T₁ − 1, from 0 to 1: T₁ is the time of matrix products; T₂ is their
-    time while each rank computes the same products on its lane as well. Collective.
+    The second number is 0 on a GPU. The crowding is κ = T₂/T₁ − 1, from 0 to 1. T₁ is the time of matrix products. T₂
+    is the time of these products while each rank also computes them on a lane. Collective.
     """
 
     def timed(work: Callable[[], object]) -> tuple[float, float]:
-        """Return the mean seconds of `work()`, and the mean seconds in which this thread had a core."""
+        """Return the mean seconds of `work()`, and the mean seconds of CPU time that this thread used for it."""
         work()
         comm.gather_objects(None)  # all ranks begin together
         cpu, began, times = time.thread_time(), now(device), 0
@@ -224,7 +224,7 @@ def link_of(part: str, flows: int, there: Comm, comm: Comm, device: torch.device
         """Return the line fitted to messages of growing size. `send(b)` takes b bytes and returns the bytes sent."""
 
         def once(b: int) -> tuple[float, float]:
-            """Return the seconds and the seconds of CPU time (stretched) that one message takes."""
+            """Return the seconds that one message takes, and its seconds of CPU time times `stretch`."""
             cpu, began = time.process_time(), now(device)
             send(b)
             ended = now(device)
@@ -234,7 +234,7 @@ def link_of(part: str, flows: int, there: Comm, comm: Comm, device: torch.device
         cpu: dict[float, float] = {}  # the processor's time for a message, by the bytes that it sent
         spent, seen = 0.0, False
         for before, b in zip([0, *sizes], sizes, strict=False):
-            # A series may exceed its share as long as the times do not depend on the size.
+            # Until large messages take longer than small ones, a series may take `OVERDRAWN` times its share.
             allowed = share if seen else OVERDRAWN * share
             repeats = 20 if b < SMALL else 5 if b < 1 << 20 else 3
             if len(times) >= least and spent + (1 + repeats) * b / before * median(times[before]) > allowed:
@@ -282,7 +282,7 @@ class Compute(Declared):
     """A step without communication, in seconds.
 
     Attributes:
-        forward, backward, optimizer: the seconds of its parts; forward is everything before backward.
+        forward, backward, optimizer: the seconds of each part; forward is everything before backward.
         ready: for each trainable parameter, in the model's order, the share of backward after which its gradient is
             ready. Empty: backward goes through the parameters from the last to the first, and the time of each is
             proportional to its size.

@@ -1,10 +1,10 @@
-"""Search the best bucket size and number of flows of an attachment in the first steps of training.
+"""Search for the best bucket size and number of flows of an attachment in the first steps of training.
 
 All ranks time the same steps, gather the times, and use the slowest rank's time. So all ranks make the same choice at
-the same step. The search begins at the prediction of a plan, or at the current setting. It continues with neighbours of
-the best setting so far, on the grid of sizes and flows, until no neighbour is better:
+the same step. The search begins at the fastest row of a plan, or at the current setting. It continues with neighbours
+of the best setting so far, on the grid of sizes and flows, until no neighbour is better:
 
-    t(c) = max over ranks of the median step under c;     best ← c  where  t(c) < 0.97 t(best)
+    t(c) = max over ranks of the median time of a step with the setting c;     best ← c  where  t(c) < 0.97 t(best)
 """
 
 import logging
@@ -27,7 +27,7 @@ GAIN = 0.03  # the share of time by which a setting must be faster than the best
 
 @dataclass(frozen=True)
 class Trial(Declared):
-    """Some steps with one setting, `bucket_bytes` and `flows`. `seconds` is the time of a step on the slowest rank."""
+    """The result of some steps with `bucket_bytes` and `flows`: `seconds` is the time of a step on the slowest rank."""
 
     bucket_bytes: int
     flows: int
@@ -53,7 +53,7 @@ def best_of(trials: Sequence[Trial]) -> Trial:
 
 
 def next_of(trials: Sequence[Trial], sizes: Sequence[int], flows: Sequence[int]) -> tuple[int, int] | None:
-    """Return an untried neighbour of the best setting on the grid, first other sizes; None if all were tried."""
+    """Return an untried neighbour of the best setting on the grid, other sizes first; None if all have been tried."""
     best, tried = best_of(trials), {trial.setting for trial in trials}
     i, j = sizes.index(best.bucket_bytes), flows.index(best.flows)
     around = [(i + 1, j), (i - 1, j), (i, j + 1), (i, j - 1)]
@@ -62,7 +62,7 @@ def next_of(trials: Sequence[Trial], sizes: Sequence[int], flows: Sequence[int])
 
 
 class Tuner:
-    """A running search; `autotune` makes it. Print it.
+    """A search for the best bucket size and number of flows. `autotune` makes it. Print it.
 
     Attributes:
         trials: the trials of the settings tried so far.
@@ -74,7 +74,7 @@ class Tuner:
         self._att, self._engine, self._setting = att, att.tunable, start
         self._sizes, self._flows = sizes, flows
         lasting(att.rules)  # raises if functions tell when rules start or stop
-        # Wait until stages have warmed up, and rules that serve as warm-ups have stopped.
+        # The search begins when stages have warmed up, and rules that serve as warm-ups have stopped.
         ends = [(rule.start, rule.stop or 0, getattr(rule.stage, "warmup_steps", 0)) for rule in att.rules]
         self._begin = max(map(max, ends))
         self._period = lcm(*map(every_of, att.rules))
@@ -97,7 +97,7 @@ class Tuner:
         return best_of(self.trials) if self.trials else None
 
     def stop(self) -> None:
-        """End the search and keep the current buckets. Every rank calls it at the same step; local."""
+        """End the search and keep the current buckets. Every rank calls it at the same step. Nothing is sent."""
         if not self.over:
             self._end("stopped")
 
@@ -161,8 +161,8 @@ def autotune(
             train()
 
     Tuning begins after warm-ups. Each setting is used for some steps; the first two are not timed. If rules exchange in
-    every k-th step, a setting is used for whole periods. The state is carried over to new buckets; a stage makes again
-    the parts that it cannot carry over (`power_sgd`: its factors). Results change only as with other buckets.
+    every k-th step, a setting is used for a multiple of k steps. New buckets keep the state of stages; a stage makes
+    anew the parts that it cannot keep (`power_sgd`: its factors). Results change as if the buckets were set by hand.
 
     The setting that was found is a part of `att.state_dict()`: a resumed run uses it and does not tune again.
 
