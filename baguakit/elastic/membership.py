@@ -343,7 +343,7 @@ def join(
     with `python -m baguakit.store`, best on a machine that does not train. Anyone who can connect to the store can run
     code on every rank, so bind the store to a private network or a VPN.
 
-    A call in the main thread sets a SIGTERM handler, which makes this rank leave after the current step (`att.leave`).
+    A call in the main thread sets a SIGTERM handler, unless there is one: this rank then leaves, as by `att.leave()`.
 
     Args:
         endpoint: "host:port" of the store; without ":port", the port is 29400.

@@ -14,8 +14,8 @@
     beat/r      a counter that member r increases from time to time
 
 A meeting closes when the previous round is over, and each member of that round has come, will not come, has a closed
-door (`doors.py`), or has not answered in time. The process that came first closes the meeting. Later processes come to
-the next meeting. A new process comes once it reaches the doors of all living members of the previous round.
+door (`doors.py`), or has not answered in time. The process that came first closes the meeting. A process that comes
+after this waits for the next meeting. A new process comes once it reaches the doors of all living old members.
 
 If no step has been made within the patience, each member writes whose doors do not answer. Then members are left out,
 one after another, until all remaining members reach each other.

@@ -11,7 +11,7 @@ Let x_q be the gradients of rank q, one of n. The first half of a stage gives ra
     s_r ← (1/n) Σ_q shard r of x_q       Mean()
     s_r ← (1/n) Σ_q Q(shard r of x_q)    CompressedMean(Q): one compression; an all-reduce has two
 
-`ErrorFeedback(CompressedMean(Q), decay=β)` averages y_q = x_q + β e_q like x_q, and keeps the error e_q ← y_q − Q(y_q).
+`ErrorFeedback(CompressedMean(Q), decay=β)` averages y_q = x_q + β e_q instead, and keeps the error e_q ← y_q − Q(y_q).
 """
 
 import weakref
