@@ -138,7 +138,7 @@ class Comm:
         return copy
 
     def note(self, asked: Any, flew: Any, reason: Any = "") -> None:
-        """Record, for the report of an attachment, the format in which this flight sends values; one rank sends none.
+        """Record in which format this flight sends values, for the report of an attachment. One rank sends no values.
 
         Args:
             asked: the requested format, such as a compressor; a report prints the `repr` of this object.

@@ -72,7 +72,7 @@ class Flows:
         return Shares(self, x, begin)
 
     def settle(self, before: Callable[[], None]) -> None:
-        """Agree on new shares in every `PERIOD`-th call, after `before()`. All ranks call this equally often."""
+        """Agree on new shares in every `PERIOD`-th call, after `before()` returns. Collective."""
         self._settled += 1
         if self._settled % PERIOD:
             return

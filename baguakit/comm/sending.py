@@ -70,8 +70,8 @@ def check_gathered(out: Tensor, x: Tensor, size: int, name: str = "x") -> None:
 def gather_bytes(content: bytes, group: Any) -> list[bytes]:
     """Return the `content` of each rank, by rank. Collective.
 
-    `dist.all_gather_object` and `dist.broadcast_object_list` are not used: with TORCH_DISTRIBUTED_DEBUG=DETAIL they
-    accept only groups that torch made.
+    `dist.all_gather_object` and `dist.broadcast_object_list` are not used, because with TORCH_DISTRIBUTED_DEBUG=DETAIL
+    they accept only groups that torch made.
     """
     mine, there = torch.frombuffer(bytearray(content), dtype=torch.uint8), _device_of(group)
     sizes = torch.empty(group.size(), dtype=torch.int64, device=there)

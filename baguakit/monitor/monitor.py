@@ -208,7 +208,7 @@ class Monitor:
         return own
 
     def compare(self, *ranks: int, sure: bool = False) -> None:
-        """Call `fail` if the launches of one of `ranks` differ from this rank's and the rank at fault is known."""
+        """Compare this rank's launches with those of `ranks`, and call `fail` if a rank is found to be at fault."""
         if self.size > 1 and self.error is None:
             with contextlib.suppress(RuntimeError):  # the store went with its host: there is nothing to compare with
                 self.watch.compare(self.watch.board.written({r % self.size for r in ranks}), sure)

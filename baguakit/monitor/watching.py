@@ -103,7 +103,7 @@ class Watch:
             self._pause = max(HURRY * self.beat, soon)
         self._hurried = hurried
 
-    # Who judges
+    # The lease of the judge
 
     @property
     def _judges(self) -> bool:
@@ -142,7 +142,7 @@ class Watch:
             self._ask(self.compare, {r: record for r, record in records.items() if record is not None})
 
     def compare(self, records: Mapping[int, Record], sure: bool = False) -> None:
-        """Call `fail` if the launches of one of these ranks differ from this rank's and the rank at fault is known."""
+        """Compare this rank's launches with those in `records`, and call `fail` if a rank is found to be at fault."""
         monitor = self.monitor
         if diverged(monitor.rank, monitor.size, monitor.air, records, sure=True):
             self._doubts += 1
@@ -153,7 +153,7 @@ class Watch:
         if sentence and not self.over.is_set():
             self.monitor.fail(sentence)
 
-    # What this rank sees
+    # The observations of this rank
 
     def _waiting(self) -> tuple[Waiting | None, bool]:
         """Return the flight that this rank waits for, and whether the flight is late or has failed."""
@@ -184,7 +184,7 @@ class Watch:
         if waiting is not None and self._broke is not None and now - self._broke > monitor.inquiry:
             self._give_up(f"{waiting.what} failed on rank {monitor.rank}: NCCL reports {broken}")
 
-    # The threads
+    # The two threads of a watch
 
     def _next(self, event: threading.Event, seconds: float) -> bool:
         """Wait for `event`, at most `seconds`. Return False if the thread must end."""

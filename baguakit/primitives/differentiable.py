@@ -119,9 +119,9 @@ def _exchange(
 
 
 def cut(part: Tensor, n: int, compressor: Compressor | None) -> list[tuple[Tensor, Compressor | None]]:
-    """Return (piece, its compressor or None) for each piece of a part: none if it is empty, one if uncompressed.
+    """Return (piece, its compressor or None) for each piece of a part. An uncompressed part has one piece.
 
-    The sender and the receiver of a part compute the same pieces.
+    The sender and the receiver of a part compute the same pieces, and no pieces for an empty part.
     """
     if compressor is None or not pays(part.numel(), part.itemsize, compressor, 1):
         return [(part, None)] if part.numel() else []

@@ -152,7 +152,7 @@ class Runtime(Generic[AnySetup]):
         for channel in before:
             channel.comm.close()
 
-    # The end
+    # Methods that end the runtime
 
     def finish(self, drain: Callable[[], None]) -> None:
         """Call `drain`, which waits for flights in the air, and close the runtime. Idempotent."""
