@@ -1,4 +1,4 @@
-"""The repr of a rule, a stage or another declaration is its expression. `dir()` of a module lists its public names.
+"""The repr of a rule, stage or graph is the expression that builds it. `dir()` of a module lists the public names.
 
 `eval` of a repr, with the names of this package, `torch`, `inf` and `nan`, returns an equal value. There are two
 exceptions: the repr of a function is "…", and the repr of a large matrix or graph contains a digest.

@@ -25,7 +25,7 @@ _deciding: "ContextVar[_Held | None]" = ContextVar("baguakit deciding", default=
 
 
 def finite(x: Tensor) -> Tensor:
-    """Return whether every value of `x` is finite: a bool on the device of `x`, without a synchronisation."""
+    """Return whether every value of `x` is finite: a bool tensor on the device of `x`, without a synchronisation."""
     if x.numel() == 0 or not x.is_floating_point():
         return torch.isfinite(x).all()
     if x.is_cuda:
@@ -138,7 +138,7 @@ class Joint:
             state: the state of the stage.
             guarded: whether the stage changes the state with `update_if_finite_` only. If not, it is copied first.
             result: a function that returns the result of the flight. It is called when the body has ended.
-            whose: any object that identifies this state. `settle` passes it to its argument `where`.
+            whose: any object that identifies this state. The function `where` of `settle` is called with it.
         """
         before = [] if guarded else [(tensor, self.copy_of(tensor).copy_(tensor)) for _, tensor in tensors_of(state)]
         outer, held = _deciding.get(), _Held(self, whose)
@@ -164,8 +164,8 @@ class Joint:
         """Set all states to their new values if all flags are true. Else leave them at their old values.
 
         Args:
-            agreed: a function that takes the bool of this rank, and returns whether the bools of all ranks are true.
-                None: the bool of this rank is used.
+            agreed: a function that takes the bool of this rank, whether all its flags are true, and returns the AND of
+                the bools of all ranks. None: the bool of this rank is used.
             where: a function (whose, state) that returns a mask of the values to set, or None for all values.
         """
         new, flags = self._new, self._flags

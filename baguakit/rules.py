@@ -80,7 +80,7 @@ class Rule:
     Args:
         window: the name of one of these four functions.
         stage: the exchange.
-        every, delay, offset, mix, interval, start, stop, where: as in this function, and with the same errors.
+        every, delay, offset, mix, interval, start, stop, where: as in the function `window`, with the same errors.
     """
 
     window: Window
@@ -176,7 +176,7 @@ class Rule:
         return self._end_of_round(start, step) == step
 
     def _is_due(self, step: int, comm: Comm) -> bool:
-        """Return whether a rule acts and exchanges in this step, if the object `every` decides (see `decides`)."""
+        """Return whether the rule acts in this step and `every.due` returns True. Call it only if `decides` is True."""
         every = cast(Interval, self.every)
         return self.acts(step) and truth(f"{type(every).__name__}.due({step}, comm)", every.due(step, comm))
 
@@ -204,7 +204,7 @@ class Rule:
 
     @cached_property
     def _known(self) -> dict[str, Any]:
-        """Results of functions: for `start` and `stop` (next step to ask, first true step); for `every` round ends."""
+        """Return stored results: of `start` and `stop` (next step to ask, first true step); of `every` round ends."""
         return {}
 
     @checked
@@ -290,8 +290,8 @@ def between_steps(
     Args:
         stage: the exchange of the weights.
         every: the number of steps per exchange; a function, equal on all ranks, that takes the first step of a round
-            and returns its number of steps; or an object whose `due(step, comm)` tells in each step whether to exchange
-            (`schedules.Interval`), for intervals that depend on training.
+            and returns the round's number of steps; or an object whose `due(step, comm)` tells in each step whether to
+            exchange (`schedules.Interval`), for intervals that depend on training.
         start, stop, where: as in `during_backward`, and with the same errors.
     """
     return Rule("between_steps", stage, every=every, start=start, stop=stop, where=where)
@@ -313,12 +313,12 @@ def after_step(
     Args:
         stage: the exchange of the weights.
         every: the number of steps per exchange (local SGD, DiLoCo); or a function or an object as in `between_steps`.
-            For rounds that grow as the learning rate γ falls, `every=lambda step: max(H, int((c / γ(step)) ** 2))`.
+            With constants H and c, `lambda step: max(H, int((c / γ(step)) ** 2))` makes rounds longer when the learning
+            rate γ falls.
         delay: the number of steps after which the result lands; training continues meanwhile.
-        offset: the number of steps by which exchanges come later, so that rules with the same `every` take turns; less
-            than `every`.
-        mix: α, how the result lands. None: x ← x + (result − x at launch), which keeps all progress made in flight. A
-            number 0 ≤ α < 1: x ← α x + (1 − α) result, with the x at landing; 0 overwrites x.
+        offset: the steps, fewer than `every`, by which exchanges come later, so that rules with one `every` take turns.
+        mix: how the result lands. With None, x ← x + (result − x at launch), which keeps all progress made in flight.
+            With a number α, 0 ≤ α < 1, x ← α x + (1 − α) result, for x at landing; α = 0 overwrites x.
         start, stop, where: as in `during_backward`.
 
     Raises:
@@ -336,8 +336,7 @@ def free_running(
     host may wait for this agreement. A rank whose training has ended has weight 0 in the average.
 
     Args:
-        stage: a stateless average with equal results on all ranks: `Mean()` or `CompressedMean()`, also in
-            `Hierarchical`.
+        stage: a stateless average, equal on all ranks: `Mean()`, `CompressedMean()`, or `Hierarchical` around them.
         interval: the seconds between a landing and the next launch.
         start, stop, where: as in `during_backward`.
 
@@ -354,9 +353,7 @@ def free_running(
 
 
 def hierarchical(algorithm: Algorithm) -> Algorithm:
-    """Return the same algorithm with hierarchical averaging, within nodes and then between them.
-
-    Attach it with `Comm(mesh=…)`.
+    """Return `algorithm` with averages first within nodes, then between nodes. Attach it with `Comm(mesh=…)`.
 
     Args:
         algorithm: a rule, or a tuple of rules.

@@ -47,7 +47,7 @@ A stage after plain SGD computes this. Its state is the velocity v = γ m and X.
     X⁺ ← W (x − β v), or W (x − β (β v + X − x));   v ← ν v + (1 − ν) (X − X⁺);   x ← X⁺
 
 When γ changes, v adapts in about 1/(1 − ν) steps; in the published form, γ m changes at once. On the complete graph,
-the mean momentum decays by ν + (1 − ν) β in each step, by 0.99 if ν and β are 0.9.
+the mean momentum decays by the factor ν + (1 − ν) β in each step; this is 0.99 if ν and β are 0.9.
 
 Lin, Karimireddy, Stich and Jaggi 2021, "Quasi-Global Momentum: Accelerating Decentralized Deep Learning on
 Heterogeneous Data", arXiv:2102.04761.
@@ -210,8 +210,7 @@ def quasi_global_momentum(
 ) -> Rule:
     """Train by decentralized SGD with a momentum that stays similar on all ranks even if their data are non-IID.
 
-    Use plain SGD, without momentum. Sends the weights, in fp32 at least, to each neighbour. Costs memory for two copies
-    of the weights.
+    Use SGD without momentum. Sends the weights, in fp32 at least, to each neighbour. Costs two copies of the weights.
 
     Args:
         topology: doubly stochastic, as in `decentralized`. None: `OnePeerExact()`.

@@ -26,7 +26,7 @@ Push-sum: Kempe, Dobra and Gehrke 2003, "Gossip-Based Computation of Aggregate I
 doi:10.1109/SFCS.2003.1238221. With gradients: Nedić and Olshevsky 2016, "Stochastic Gradient-Push for Strongly Convex
 Functions on Time-Varying Directed Graphs", arXiv:1406.2075; Assran et al. 2019 (SGP), arXiv:1811.10792.
 
-**low_precision_decentralized.** DCD-SGD: each rank has a replica of its weights and sends its compressed changes.
+**low_precision_decentralized.** DCD-SGD: each rank has a replica of its weights and sends the replica's changes.
 
 For r_i the replica of rank i, W the mixing matrix, x_i the weights after a local step, and Q the compressor: rank i
 sends only q_i, the compressed change of r_i. It keeps r_i and the sum s_i = Σ_{j ≠ i} w_ij r_j, to which it adds
@@ -175,7 +175,7 @@ class Gossip(OnGraph):
         return 64
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
-        """Return a replica of the weights for each round of the period. Ranks send these replicas uncompressed."""
+        """Return r and s for each round of the period. Each r is the weights, which ranks send uncompressed for s."""
         self.prepare(bucket.flat, comm)
         x = bucket.flat.to(torch.promote_types(bucket.flat.dtype, torch.float32))
         state: State = {"replica": {}, "neighbors": {}}
@@ -222,7 +222,7 @@ class Gossip(OnGraph):
     def cost(self, load: Load, place: Place) -> Cost:
         """Return the cost of sending row(N) bytes to each of k neighbours, in pieces.
 
-        q = N (compress + (k + 1) decompress) + 7 + 2 k copies, with the letters of `baguakit.costs`.
+        q is N (compress + (k + 1) decompress) plus the time of 7 + 2 k copies, with the letters of `baguakit.costs`.
         """
         n, N, c = place.ranks, load.values, self.compressor
         if n == 1:

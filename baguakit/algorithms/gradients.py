@@ -9,7 +9,7 @@ For n ranks, g_r the gradient of rank r at the common weights x, Q the compresso
 
     y_r ← g_r + β e_r;     x ← x − γ d( (1/n) Σ_r top(y_r) );     e_r ← y_r − top(y_r)
 
-where top keeps the largest entries of each chunk, and compresses their values if `values` is given; β is the decay.
+β is the decay of e_r. The function top keeps the largest entries of a chunk; `values` is the compressor for them.
 
 Stich, Cordonnier and Jaggi 2018, "Sparsified SGD with Memory", arXiv:1809.07599; Lin et al. 2017, "Deep Gradient
 Compression: Reducing the Communication Bandwidth for Distributed Training", arXiv:1712.01887; with chunks, `values` and
@@ -17,9 +17,9 @@ Compression: Reducing the Communication Bandwidth for Distributed Training", arX
 
 **ef21.** Each rank sends the compressed error of an estimate of its gradient; the error vanishes with any compressor.
 
-For h_r the estimate of g_r, 0 at first, v_r the gradient with the momentum μ, and ⟨·⟩ the mean over ranks:
+For g_r the gradient of rank r, h_r its estimate (0 at first), Q the compressor, ⟨·⟩ the mean over ranks, γ a step size:
 
-    v_r ← μ v_r + (1 − μ) g_r                         v_r = g_r without momentum
+    v_r ← μ v_r + (1 − μ) g_r                         with momentum μ; else v_r = g_r
     q_r ← Q(v_r − h_r);    h_r ← h_r + q_r
     h   ← h + ⟨q_r⟩;       x ← x − γ h                h = ⟨h_r⟩, the same on all ranks
 
@@ -41,7 +41,7 @@ For g the mean gradient, g_r the gradient of rank r, t = 1, 2 … the optimizer 
 Adam's momentum and variance, and β₁, β₂ and ε Adam's constants:
 
     t ≤ T    m ← β₁ m + (1 − β₁) g                  v ← β₂ v + (1 − β₂) g²           (exact Adam)
-    t > T    m ← Q-mean over r of (β₁ m + (1 − β₁) g_r)                              (v stays)
+    t > T    m ← mean over r of (β₁ m + (1 − β₁) g_r), compressed                    (v stays)
     d ← m / (1 − β₁ᵗ) / ( √( v / (1 − β₂^min(t, T)) ) + ε )
 
 d replaces the gradient, and a plain `SGD(lr)` then takes Adam's step. Its `weight_decay` is decoupled, as in AdamW. For

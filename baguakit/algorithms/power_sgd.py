@@ -184,8 +184,7 @@ def copy_all_(to: list[Tensor], source: list[Tensor]) -> None:
 def power_sgd(rank: int = 4, warmup_steps: Natural = 0) -> Algorithm:
     """Average gradients through factors of few columns, with error feedback.
 
-    Sends 2 (n − 1)/n · rank · (m + k) values for a matrix of m × k. Costs memory for an fp32 copy of the gradients, and
-    for the factors.
+    Sends 2 (n − 1)/n · rank · (m + k) values for an m × k matrix. Costs an fp32 copy of the gradients, and the factors.
 
     Args:
         rank: the number of columns of the factors; 1 to 4 for large models.

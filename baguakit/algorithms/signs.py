@@ -1,4 +1,4 @@
-"""Sign steps: all ranks vote on each sign, or step by the sign of the mean of the largest cosine coefficients.
+"""Sign steps: a step takes the sign that most ranks vote for, or the sign of a mean of cosine coefficients.
 
 Majority votes: each rank sends the signs of its momentum, and all step by the sign that most ranks sent.
 
@@ -99,7 +99,7 @@ class MajorityVote(Declared, Stage):
             return x
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of scattering and gathering N/n values per rank at 1.6 bits, and of 18 copies in fp32."""
+        """Return the cost of scattering and gathering shards of N/n values at 1.6 bits, and 18 copies (12 for n = 1)."""
         n = place.ranks
         if n == 1:
             return place.copies(12, load.fp32.size)
@@ -107,7 +107,7 @@ class MajorityVote(Declared, Stage):
 
 
 def signs_(x: Tensor, out: Tensor) -> Tensor:
-    """Write the signs −1, 0 or 1 to `out`, NaN for values that are not finite, and return it; `x` is overwritten."""
+    """Write the sign of each value (NaN if it is not finite) to `out`, and return `out`. Overwrite `x`."""
     return torch.sub(x, x, out=out).add_(x.sign_())  # x − x is 0 or NaN
 
 
@@ -272,11 +272,11 @@ def decoupled_momentum(
     """Train by signs of the ranks' largest cosine coefficients (DeMo). Attach it to `torch.optim.SGD(params, lr)`.
 
     Sends (n − 1) · 5.5 · `ratio` bytes a value, (n − 1)/23 bytes by default. Costs memory for an fp32 copy of the
-    gradients, and on a CPU the time of about 60 copies. The `weight_decay` of SGD is decoupled, as in `signum`. Use the
+    gradients, and on a CPU the time of about 60 copies. The `weight_decay` of SGD is decoupled. Use the
     same kind of processor on all ranks: a different last bit may flip the sign of a value near zero.
 
     Args:
-        ratio: the share of the coefficients that is sent: 32 of 4,096 by default.
+        ratio: the share of the coefficients that a rank sends: 32 of 4,096 by default.
         beta: β, the decay of the momentum, from 0 to 1.
         values: the compressor of the sent coefficients, such as `UInt2()`; None sends fp32.
         sign: take the sign of the mean. With False, the optimizer gets the mean: error feedback in cosines.
