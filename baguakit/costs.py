@@ -272,7 +272,7 @@ class Place(Declared):
 
     @property
     def link(self) -> Link:
-        """Return the link of this part over `flows` flows; if nodes are known, the parts but "inter" have one flow."""
+        """Return the link of this part over `flows` flows; with nodes, parts other than "inter" have one flow."""
         divided = "inter" if self.network.per_node > 1 else "flat"
         return self.network.link(self.part, self.flows if self.part == divided else 1)
 

@@ -9,7 +9,7 @@ For n ranks, g_r the gradient of rank r at the common weights x, Q the compresso
 
     y_r ← g_r + β e_r;     x ← x − γ d( (1/n) Σ_r top(y_r) );     e_r ← y_r − top(y_r)
 
-β is the decay of e_r. The function top keeps the largest entries of a chunk; `values` is the compressor for them.
+β is the decay of e_r. The function top keeps the largest entries of each chunk, compressed if `values` is given.
 
 Stich, Cordonnier and Jaggi 2018, "Sparsified SGD with Memory", arXiv:1809.07599; Lin et al. 2017, "Deep Gradient
 Compression: Reducing the Communication Bandwidth for Distributed Training", arXiv:1712.01887; with chunks, `values` and

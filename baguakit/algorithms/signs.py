@@ -99,7 +99,7 @@ class MajorityVote(Declared, Stage):
             return x
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of scattering and gathering shards of N/n values at 1.6 bits, and 18 copies (12 for n = 1)."""
+        """Return the cost of scattering and gathering shards of N/n values at 1.6 bits, and 18 copies (12 if n = 1)."""
         n = place.ranks
         if n == 1:
             return place.copies(12, load.fp32.size)
@@ -272,8 +272,8 @@ def decoupled_momentum(
     """Train by signs of the ranks' largest cosine coefficients (DeMo). Attach it to `torch.optim.SGD(params, lr)`.
 
     Sends (n − 1) · 5.5 · `ratio` bytes a value, (n − 1)/23 bytes by default. Costs memory for an fp32 copy of the
-    gradients, and on a CPU the time of about 60 copies. The `weight_decay` of SGD is decoupled. Use the
-    same kind of processor on all ranks: a different last bit may flip the sign of a value near zero.
+    gradients, and on a CPU the time of about 60 copies. The `weight_decay` of SGD is decoupled. Use
+    the same kind of processor on all ranks: a different last bit may flip the sign of a value near zero.
 
     Args:
         ratio: the share of the coefficients that a rank sends: 32 of 4,096 by default.
