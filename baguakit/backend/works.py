@@ -55,7 +55,7 @@ class Work(dist.Work):
     were deleted. So a group keeps, in `dropped`, the latest works that Python has dropped without waiting for them.
 
     The collective writes to `outs`. The lane `follower` waits for the work, and runs the callbacks of its future; these
-    callbacks may launch collectives and wait for them.
+    may wait for other collectives. If `follower` is None, torch runs the callbacks when the inner group's works end.
     """
 
     def __init__(
