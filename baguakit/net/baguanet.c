@@ -1,37 +1,37 @@
-/* baguanet: TCP for NCCL, over several streams a connection.
+/* baguanet: TCP for NCCL, over several streams (TCP flows) per connection.
  *
- * A cloud often limits what one TCP flow may carry (5 Gb/s, say, of a NIC of 100), and one core cannot fill a fast NIC.
- * NCCL's own sockets cut a message into equal parts, so that its slowest flow decides. Here a message is cut into
- * chunks, and every stream takes the next chunk when it has sent its last: a slow stream takes fewer.
+ * A cloud often limits the bandwidth of one TCP flow (for example to 5 Gb/s on a NIC of 100 Gb/s), and one core cannot
+ * saturate a fast NIC. NCCL's own sockets cut a message into equal parts, so that the slowest flow determines the time.
+ * This plugin cuts a message into chunks. A stream takes the next chunk when it has sent one, so slow streams take few.
  *
  *     isend m, m+1, …  →  queue of chunks  →  stream 0 … S−1, a thread each  →  irecv m, m+1, …
  *
- * A chunk travels as (message, size of the message, offset, length) and its bytes, which are read straight into the
- * buffer of the receive. The m-th send of a connection meets its m-th receive: there is one receive a message
- * (maxRecvs = 1), so order alone matches, and tags are not looked at. On each stream the messages of chunks only grow;
- * so a stream that holds a chunk of a receive not yet posted may wait for it, and no deadlock can come of that.
+ * A chunk is sent as (message, size of the message, offset, length) and its bytes, which are read directly into the
+ * buffer of the receive. The m-th send of a connection matches its m-th receive: a message has one receive
+ * (maxRecvs = 1), so the order suffices, and tags are ignored. On each stream the numbers m of the chunks never fall.
+ * So a stream can wait until the receive of its chunk is posted; this cannot cause a deadlock.
  *
- * NCCL is told the file by NCCL_NET_PLUGIN=/path/libnccl-net-baguanet.so, and to keep it when its last communicator
- * ends by NCCL_NET_PLUGIN_REF_COUNT=1: versions 2.28.3 to 2.29.7 forget it otherwise, and the next communicator would
- * use NCCL's sockets. A process that sends over it says so once on stderr, whatever NCCL_DEBUG is; NCCL_DEBUG=INFO says
- * "Using network baguanet". Plugins have no door but the environment. NCCL's own variables mean here what they mean
- * there:
+ * NCCL finds the plugin by NCCL_NET_PLUGIN=/path/libnccl-net-baguanet.so. NCCL_NET_PLUGIN_REF_COUNT=1 makes NCCL keep
+ * the plugin when its last communicator ends: without it, versions 2.28.3 to 2.29.7 drop the plugin, and the next
+ * communicator uses NCCL's sockets. A process that sends over the plugin says so once on stderr, for any NCCL_DEBUG;
+ * with NCCL_DEBUG=INFO, NCCL prints "Using network baguanet". Plugins are configured by environment variables only.
+ * These variables of NCCL mean the same as in NCCL:
  *
  *     NCCL_SOCKET_IFNAME   the interfaces: prefixes "eth,ib", names "=eth0,eth1", or all but these "^docker", "^=eth2"
  *     NCCL_SOCKET_FAMILY   AF_INET or AF_INET6 if an interface has both
  *
- * and those of this plugin are, with their defaults:
+ * This plugin has the following variables, shown with their defaults:
  *
- *     BAGUANET_STREAMS=4        streams of a connection, 1 to 64; the sender's number counts
+ *     BAGUANET_STREAMS=4        streams of a connection, 1 to 64; the number of the sender is used
  *     BAGUANET_CHUNK=131072     bytes of a chunk, 4096 to 1 GiB
- *     BAGUANET_PACING=0         most bytes a second that a stream may send, for shared links and for tests; 0: no limit
- *     BAGUANET_TIMEOUT=120      seconds after which a peer that no longer answers is given up, 0: the system's;
- *                               a peer that answers but is slow is waited for
+ *     BAGUANET_PACING=0         most bytes per second of a stream, for shared links and for tests; 0: no limit
+ *     BAGUANET_TIMEOUT=120      seconds until a peer that does not answer counts as lost; 0: the system's timeout.
+ *                               A slow peer that answers is not lost.
  *
- * Written against versions 8 (NCCL 2.20 to 2.27) and 11 (from 2.28) of NCCL's network interface. NCCL with version 12
- * loads version 11 as well; what is new in 12 describes rails and planes of a fabric, which a TCP device has none of.
- * Tuners and GIN are other interfaces, which NCCL does without if a library has none. Host memory only: NCCL stages. After an error, here or at the peer, a connection is used up, and `test` says so of all that is unfinished.
- */
+ * The plugin has versions 8 (NCCL 2.20 to 2.27) and 11 (from 2.28) of NCCL's network interface. NCCL with version 12
+ * also loads version 11; version 12 adds rails and planes of a fabric, which TCP devices lack. NCCL does not need
+ * tuners and GIN. The plugin sends host memory only; NCCL copies GPU memory to it. After an error on this rank or its
+ * peer, a connection cannot be used: `test` returns the error for all unfinished requests. */
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -57,7 +57,7 @@
 #include <time.h>
 #include <unistd.h>
 
-/* ---- What NCCL expects: only what is used here, in NCCL's layout ---- */
+/* ---- The types of NCCL that this plugin uses, in NCCL's layout ---- */
 
 typedef enum {
     success,
@@ -162,7 +162,7 @@ struct device {
     union address address;
 };
 
-static pthread_mutex_t setup = PTHREAD_MUTEX_INITIALIZER;  /* guards what is static, as written by `start` */
+static pthread_mutex_t setup = PTHREAD_MUTEX_INITIALIZER;  /* guards the static variables, which `start` sets */
 static int users;
 static log_function logger;
 static struct {
@@ -199,7 +199,7 @@ static bool setting(const char *name, uint64_t otherwise, uint64_t least, uint64
     return false;
 }
 
-/* Whether an interface is in a list, by NCCL's rules: "^" excludes, "=" compares whole names, ":port" is not read. */
+/* Return whether a list has an interface, by NCCL's rules: "^" excludes, "=" compares whole names; ignore ":port". */
 static bool chosen(const char *name, const char *list) {
     bool exclude = *list == '^';
     list += exclude;
@@ -224,7 +224,7 @@ static void find_devices(const struct ifaddrs *all, const char *list, int family
         if ((its != AF_INET && its != AF_INET6) || (family && its != family) || !chosen(i->ifa_name, list)) continue;
         union address address = {0};
         memcpy(&address, i->ifa_addr, its == AF_INET ? sizeof address.v4 : sizeof address.v6);
-        /* A link-local address means nothing without the interface, which the peer would have to know. */
+        /* Skip link-local addresses: a peer can use them only if it knows the interface. */
         if (its == AF_INET6 &&
             (IN6_IS_ADDR_LOOPBACK(&address.v6.sin6_addr) || IN6_IS_ADDR_LINKLOCAL(&address.v6.sin6_addr)))
             continue;
@@ -235,7 +235,7 @@ static void find_devices(const struct ifaddrs *all, const char *list, int family
         char path[PATH_MAX];
         strcpy(device->name, i->ifa_name);
         snprintf(path, sizeof path, "/sys/class/net/%s/device", i->ifa_name);
-        device->pci_path = realpath(path, NULL);  /* none for interfaces made of software */
+        device->pci_path = realpath(path, NULL);  /* NULL for virtual interfaces */
         device->address = address;
     }
 }
@@ -270,7 +270,7 @@ static int megabits(const struct device *device) {
         if (fscanf(file, "%d", &speed) != 1) speed = 0;
         fclose(file);
     }
-    return speed > 0 ? speed : 10000;  /* what NCCL, too, takes for an interface that does not say */
+    return speed > 0 ? speed : 10000;  /* NCCL, too, assumes this if the speed is unknown */
 }
 
 static const char *text_of(const union address *address, char text[NI_MAXHOST + NI_MAXSERV]) {
@@ -281,7 +281,7 @@ static const char *text_of(const union address *address, char text[NI_MAXHOST + 
 }
 
 static void set(int fd, int level, int option, int value) {
-    setsockopt(fd, level, option, &value, sizeof value);  /* a kernel without the option does without */
+    setsockopt(fd, level, option, &value, sizeof value);  /* an error is ignored: older kernels lack some options */
 }
 
 static void prepare(int fd) {
@@ -292,12 +292,12 @@ static void prepare(int fd) {
     set(fd, IPPROTO_TCP, TCP_KEEPIDLE, quarter);
     set(fd, IPPROTO_TCP, TCP_KEEPINTVL, quarter);
     set(fd, IPPROTO_TCP, TCP_KEEPCNT, 3);
-    struct timeval look = {.tv_sec = quarter};  /* how often a send that waits looks whether it waits for anybody */
+    struct timeval look = {.tv_sec = quarter};  /* how often a send that waits checks whether its peer is gone */
     setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &look, sizeof look);
 }
 
-/* Whether a peer with bytes underway answers no more. Keepalive is silent while there are any; TCP_USER_TIMEOUT would
- * also give up a peer that answers that it has no room, which may last as long as an evaluation. */
+/* Return whether a peer to which bytes are in flight no longer answers. Keepalive does not probe while bytes are in
+ * flight. TCP_USER_TIMEOUT would also drop a live peer whose receive window is full, as in a long evaluation. */
 static bool is_gone(int fd) {
     struct tcp_info info;
     if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &(socklen_t){sizeof info})) return false;
@@ -306,12 +306,12 @@ static bool is_gone(int fd) {
 }
 
 static void prepare_to_send(int fd) {
-    /* What lies in the kernel cannot be given to a faster stream any more. */
+    /* Limit the unsent bytes in the kernel, because a faster stream cannot take them over. */
     set(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, (int)settings.chunk);
     if (settings.pacing) setsockopt(fd, SOL_SOCKET, SO_MAX_PACING_RATE, &settings.pacing, sizeof settings.pacing);
 }
 
-/* Read all of it: 1, or 0 if the stream ended before its first byte, or −errno. */
+/* Read `size` bytes. Return 1, or 0 if the stream ended before the first byte, or −errno. */
 static int read_all(int fd, void *to, size_t size) {
     for (size_t got = 0; got < size;) {
         ssize_t n = recv(fd, (char *)to + got, size - got, MSG_WAITALL);
@@ -339,13 +339,13 @@ struct request {
     struct connection *connection;
     uint64_t message;
     char *data;
-    size_t size;     /* bytes to send, or room to receive; once a receive knows its message, the message's */
-    size_t claimed;  /* of a send: bytes that streams have taken */
-    size_t moved;    /* of a receive: bytes that are there */
-    bool known;      /* of a receive: `size` is the message's */
-    struct span *spans;            /* of a receive: what streams have taken, in order, none touching the next */
-    size_t span_count, span_room;  /* the room stays for the next request in this slot */
-    int busy;                      /* streams that are at its data now */
+    size_t size;     /* bytes to send; of a receive: bytes of the buffer or, once known, of the message */
+    size_t claimed;  /* of a send: bytes that streams have begun to send */
+    size_t moved;    /* of a receive: bytes that have arrived */
+    bool known;      /* of a receive: whether `size` is that of the message */
+    struct span *spans;            /* of a receive: ranges that streams have begun to read, ascending and merged */
+    size_t span_count, span_room;  /* the allocated room is reused by the next request in this slot */
+    int busy;                      /* streams that use `data` now */
     bool used;
     atomic_bool done;
 };
@@ -354,16 +354,16 @@ struct stream {
     struct connection *connection;
     int fd;
     pthread_t thread;
-    bool ended, waits; /* of a receiver: nothing more will come; holds a chunk of `message`, which is not posted yet */
+    bool ended, waits; /* of a receiver: at its end; has a chunk of `message`, whose receive is not posted yet */
     uint64_t message;
 };
 
 struct connection {
     pthread_mutex_t mutex;
     pthread_cond_t posting;  /* a request was posted, or `stop` was set */
-    pthread_cond_t leaving;  /* a stream has left the data of a request */
+    pthread_cond_t leaving;  /* a stream no longer uses the data of a request */
     bool stop;
-    atomic_int error;  /* a result; once set it stays */
+    atomic_int error;  /* a result; never reset */
     uint64_t posted;   /* requests so far */
     uint64_t handed;   /* of a sender: the message whose chunks are being handed out */
     struct request requests[SLOTS];
@@ -372,7 +372,7 @@ struct connection {
     struct stream stream[MOST_STREAMS];
 };
 
-/* All functions named `…_locked` are called with the connection's mutex held. */
+/* Callers of functions named `…_locked` hold the connection's mutex. */
 
 static void stop_locked(struct connection *c) {
     c->stop = true;
@@ -383,7 +383,7 @@ static void stop_locked(struct connection *c) {
 __attribute__((format(printf, 3, 4))) static void fail_locked(struct connection *c, result error, const char *why,
                                                               ...) {
     va_list list;
-    if (c->stop) return;  /* what follows a failure or a close is no news */
+    if (c->stop) return;  /* errors after a failure or a close are not reported */
     va_start(list, why);
     say_listed(LOG_WARN, __LINE__, why, list);
     va_end(list);
@@ -403,9 +403,9 @@ static struct request *unfinished_locked(struct connection *c) {
     return NULL;
 }
 
-/* Fail if nothing can bring what receives still lack. Every stream has ended, or holds a chunk of a later message: the
- * sender handed out the chunks in order, so a stream that holds a later one has brought all it had of the earlier. A
- * stream that holds one is not read, and would not notice that the peer has closed. */
+/* Fail if posted receives lack bytes that can no longer arrive, because every stream has ended or has a chunk of a
+ * later message: chunks are sent in order, so such a stream has no more chunks of earlier messages. While a stream
+ * waits with a chunk, it does not read, so it does not notice when the peer closes. */
 static void settle_locked(struct connection *c) {
     for (int i = 0; i < c->streams; i++) {
         const struct stream *s = &c->stream[i];
@@ -419,7 +419,7 @@ static void leave_locked(struct request *r) {
     pthread_cond_broadcast(&r->connection->leaving);
 }
 
-/* 0, or an errno. The peer never writes after its welcome, so an end to read says that it has closed. */
+/* Send a chunk; return 0 or an errno. The peer writes nothing after its welcome. If a read returns 0, it has closed. */
 static int write_chunk(int fd, struct chunk *chunk, char *data) {
     struct iovec parts[] = {{chunk, sizeof *chunk}, {data, chunk->length}};
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
@@ -467,8 +467,8 @@ static void *send_chunks(void *argument) {
     return NULL;
 }
 
-/* Take a range of a receive, which nobody may have taken before: what comes twice would be counted twice, and the
- * message be complete before it is. Chunks are not small, which bounds the spans. False if the connection failed. */
+/* Add a range to the spans of a receive; return false if the connection failed. A range that overlaps a span is an
+ * error: its bytes would count twice, and the message would end too early. Chunks are large, so spans are few. */
 static bool take_span_locked(struct request *r, uint64_t begin, uint64_t end) {
     size_t low = 0, high = r->span_count;
     while (low < high) {  /* the first span that ends at `begin` or later */
@@ -479,7 +479,7 @@ static bool take_span_locked(struct request *r, uint64_t begin, uint64_t end) {
             high = middle;
     }
     struct span *at = r->spans + low;
-    bool after = low < r->span_count && at->end == begin;  /* `at` ends where this begins */
+    bool after = low < r->span_count && at->end == begin;  /* the range continues `at` */
     size_t next = low + after;
     if (next < r->span_count && r->spans[next].begin < end) {
         fail_locked(r->connection, internal_error, "bytes of message %llu came twice: the peer is not of this kind",
@@ -512,14 +512,14 @@ static bool take_span_locked(struct request *r, uint64_t begin, uint64_t end) {
     return true;
 }
 
-/* Whether a chunk can be of this message: within it, and no smaller than a sender's may be, unless it is the last. */
+/* Return whether a chunk lies within its message and has at least LEAST_CHUNK bytes, or is the last of the message. */
 static bool is_possible(const struct chunk *chunk) {
     if (chunk->length > chunk->size || chunk->offset > chunk->size - chunk->length) return false;
     bool last = chunk->offset + chunk->length == chunk->size && (chunk->length || !chunk->size);
     return last || chunk->length >= LEAST_CHUNK;
 }
 
-/* The receive that a chunk belongs to, once it is posted, busy with it; NULL if the connection is to stop. */
+/* Wait until the receive of a chunk is posted, mark it as busy, and return it; NULL if the connection stops. */
 static struct request *receive_of_locked(struct stream *s, const struct chunk *chunk) {
     struct connection *c = s->connection;
     s->waits = true;
@@ -588,7 +588,7 @@ static void close_connection(struct connection *c) {
     free(c);
 }
 
-/* A connection over sockets that have met; it owns them from now on. NULL if threads cannot be had. */
+/* Return a connection that owns these connected sockets; NULL if memory or threads are not available. */
 static struct connection *open_connection(const int *sockets, int streams, bool sends) {
     struct connection *c = calloc(1, sizeof *c);
     sigset_t all, before;
@@ -606,7 +606,7 @@ static struct connection *open_connection(const int *sockets, int streams, bool 
         fcntl(sockets[i], F_SETFL, fcntl(sockets[i], F_GETFL) & ~O_NONBLOCK);
         if (sends) prepare_to_send(sockets[i]);
     }
-    sigfillset(&all);  /* signals are for the program's own threads */
+    sigfillset(&all);  /* block all signals in the new threads: the program's own threads handle them */
     pthread_sigmask(SIG_SETMASK, &all, &before);
     for (int error = 0; c->running < streams && !error; c->running += !error) {
         struct stream *s = &c->stream[c->running];
@@ -624,11 +624,11 @@ static struct connection *open_connection(const int *sockets, int streams, bool 
     return NULL;
 }
 
-/* ---- Meeting: every stream says hello, and is welcomed when all of its connection are there ---- */
+/* ---- Connecting: each stream sends a hello; it gets a welcome when all streams of its connection have done so ---- */
 
-#define MAGIC 0x626167756e657431ull  /* read in another byte order it is another number, and refused */
+#define MAGIC 0x626167756e657431ull  /* a peer of the other byte order has another number, and is refused */
 
-struct handle {  /* travels from listener to connector, by NCCL */
+struct handle {  /* NCCL sends it from the listener to the connector */
     uint64_t magic, key;
     union address address;
 };
@@ -643,18 +643,18 @@ struct welcome {
     uint64_t magic, connection;
 };
 
-/* Read without waiting, all or nothing: 1, or 0 if it is not all there yet, or −errno. */
+/* Read `size` bytes without waiting. Return 1, or −errno; if not all have arrived, read nothing and return 0. */
 static int read_whole(int fd, void *to, size_t size) {
     ssize_t n = recv(fd, to, size, MSG_PEEK | MSG_DONTWAIT);
     if (n < 0) return errno == EAGAIN || errno == EINTR ? 0 : -errno;
     if (n == 0) return -ECONNRESET;
     if ((size_t)n == size) return read_all(fd, to, size);
     struct pollfd end = {.fd = fd, .events = POLLRDHUP};
-    return poll(&end, 1, 0) > 0 ? -ECONNRESET : 0;  /* the rest of it will not come, or has not come yet */
+    return poll(&end, 1, 0) > 0 ? -ECONNRESET : 0;  /* at the end, the rest will never arrive */
 }
 
 static bool write_whole(int fd, const void *from, size_t size) {
-    return send(fd, from, size, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)size;  /* the first bytes of a socket fit */
+    return send(fd, from, size, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)size;  /* an empty send buffer has room */
 }
 
 static uint64_t draw(void) {
@@ -663,9 +663,9 @@ static uint64_t draw(void) {
     return number;
 }
 
-/* Whoever has said a right hello has greeted, and knows the key. All others are silent: strangers, and peers whose
- * hello is underway. A silent one is sent away only to make room, and not before it had its time; so many strangers may
- * keep a peer waiting for that time, but never send it away, and they have sockets and memory for MOST_SILENT. */
+/* A guest is an accepted socket. It has greeted once a valid hello with the key has arrived; before, it is silent.
+ * Silent guests are strangers, or peers whose hello is in flight. A silent guest is closed only to make room, after
+ * SECONDS_TO_GREET. So many strangers can delay a peer, but not close it, and they take at most MOST_SILENT sockets. */
 enum { MOST_SILENT = 256, MOST_GREETED = 64 * MOST_STREAMS, SECONDS_TO_GREET = 5 };
 
 struct guest {
@@ -700,7 +700,7 @@ static result listen_on(int device, void *opaque, void **out) {
     if (family == AF_INET) handle.address.v4.sin_port = 0;
     if (family == AF_INET6) handle.address.v6.sin6_port = 0;
     int fd = socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-    if (fd >= 0) set(fd, IPPROTO_TCP, TCP_DEFER_ACCEPT, SECONDS_TO_GREET);  /* the silent wait in the kernel */
+    if (fd >= 0) set(fd, IPPROTO_TCP, TCP_DEFER_ACCEPT, SECONDS_TO_GREET);  /* silent sockets wait in the kernel */
     if (fd < 0 || bind(fd, &handle.address.any, family == AF_INET ? sizeof handle.address.v4 : size) ||
         listen(fd, SOMAXCONN) || getsockname(fd, &handle.address.any, &size) || !(l = calloc(1, sizeof *l))) {
         SAY(LOG_WARN, "cannot listen on %s: %s", devices[device].name, strerror(errno));
@@ -741,7 +741,7 @@ static bool is_expected(const struct listener *l, const struct hello *hello) {
     return true;
 }
 
-/* Hear what guests say. Strangers are sent away; a peer that leaves before all its streams have come is an error. */
+/* Read the hellos of guests, and close strangers. It is an error if a peer closes before all its streams have come. */
 static result greet(struct listener *l) {
     for (int i = 0; i < l->guests;) {
         struct guest *g = &l->guest[i];
@@ -767,7 +767,7 @@ static result greet(struct listener *l) {
     return success;
 }
 
-/* Whether one more silent guest can be had; if need be in place of the one that has been silent longest. */
+/* Return whether there is room for another silent guest; if need be, close the guest that has been silent longest. */
 static bool make_room(struct listener *l) {
     int i = 0;
     if (l->silent < MOST_SILENT) return true;
@@ -777,8 +777,8 @@ static bool make_room(struct listener *l) {
     return true;
 }
 
-/* Let in who waits at the door, and hear what they say, until nobody does, there is no room, or it takes too long: the
- * others stay in the system's queue. An error, or in `why` the errno for which nobody can be let in. */
+/* Accept waiting sockets and read their hellos, until none waits, there is no room, or 16 rounds are over: the others
+ * stay in the system's queue. Return an error of `greet`; set `why` to 0, or to the errno if accepting failed. */
 static result let_in(struct listener *l, int *why) {
     int fd = 0;
     *why = 0;
@@ -794,7 +794,7 @@ static result let_in(struct listener *l, int *why) {
     return success;
 }
 
-/* Take the sockets of a connection whose streams have all come. Returns how many, or 0. */
+/* Take the sockets of a connection whose streams have all greeted. Return the number of sockets; 0 if there is none. */
 static int gather(struct listener *l, int *sockets, uint64_t *connection) {
     for (int i = 0; i < l->guests; i++) {
         if (!l->guest[i].greeted) continue;
@@ -831,14 +831,14 @@ static result accept_one(void *argument, void **receiver, void **offloaded) {
     }
     int streams = gather(l, sockets, &welcome.connection);
     if (!streams) return success;
-    /* If one cannot be welcomed its peer is gone, which its stream is about to find out. */
+    /* Ignore a welcome that cannot be written: the peer is gone, and the thread of the stream will report it. */
     for (int i = 0; i < streams; i++) write_whole(sockets[i], &welcome, sizeof welcome);
     *receiver = open_connection(sockets, streams, false);
     return *receiver ? success : system_error;
 }
 
-/* A connection on its way. NCCL calls `connect` with the same handle until there is one: the handle's address and key
- * find it again, so no pointer is ever taken from what a peer has sent. */
+/* A connection that is not established yet. NCCL calls `connect` with the same handle until it is. Each call finds the
+ * dial by the handle's address in memory and its key. So no pointer is ever taken from data that a peer has sent. */
 struct dial {
     struct dial *next;
     const void *handle;
@@ -876,7 +876,7 @@ static void keep_dial(struct dial *d) {
     pthread_mutex_unlock(&dialing);
 }
 
-/* 0, or an errno. */
+/* Begin to connect all streams; return 0 or an errno. */
 static int call(struct dial *d, const void *opaque, const struct handle *handle) {
     d->handle = opaque;
     d->key = handle->key;
@@ -894,7 +894,7 @@ static int call(struct dial *d, const void *opaque, const struct handle *handle)
     return 0;
 }
 
-/* Bring one stream on its way. 0, or an errno. */
+/* Send the hello of a stream, or read its welcome, if possible without waiting; return 0 or an errno. */
 static int advance(struct dial *d, int i) {
     if (d->at[i] == CALLING) {
         struct hello hello = {MAGIC, d->key, d->connection, (uint32_t)i, (uint32_t)d->streams};
@@ -948,7 +948,7 @@ static result connect_to(int device, void *opaque, void **sender, void **offload
         return success;
     }
     static atomic_flag said = ATOMIC_FLAG_INIT;
-    if (!atomic_flag_test_and_set(&said))  /* NCCL falls back to its own sockets in silence */
+    if (!atomic_flag_test_and_set(&said))  /* needed because NCCL falls back to its sockets silently */
         fprintf(stderr, "baguanet: NCCL sends over this plugin, by %s\n", devices[device].name);
     *sender = open_connection(d->fd, d->streams, true);
     free(d);
@@ -957,7 +957,7 @@ static result connect_to(int device, void *opaque, void **sender, void **offload
 
 /* ---- Requests ---- */
 
-/* The next request of a connection, or NULL: NCCL asks again when there is no room. */
+/* Return the next request of a connection, or NULL if all slots are used: then NCCL calls again. */
 static struct request *post_locked(struct connection *c, void *data, size_t size) {
     struct request *r = &c->requests[c->posted % SLOTS];
     if (r->used) return NULL;
@@ -975,7 +975,7 @@ static struct request *post_locked(struct connection *c, void *data, size_t size
 static result isend(void *sender, void *data, size_t size, void **request) {
     struct connection *c = sender;
     *request = NULL;
-    if (size > INT_MAX) {  /* `test` has an int for it */
+    if (size > INT_MAX) {  /* `test` returns the size as an int */
         SAY(LOG_WARN, "a message of %zu bytes is more than the %d that one may have", size, INT_MAX);
         return invalid_argument;
     }
@@ -1008,7 +1008,7 @@ static result irecv(void *receiver, int n, void *data, size_t size, void **reque
     return error;
 }
 
-/* A request that failed is reported when no stream is at its data any more, so that the caller may free it. */
+/* Report a failed request only when no stream uses its data any more, so that the caller may free the data. */
 static result test(void *argument, int *done, int *sizes) {
     struct request *r = argument;
     struct connection *c = r->connection;
@@ -1030,7 +1030,7 @@ static result test(void *argument, int *done, int *sizes) {
 
 static result iflush(void *receiver, int n, void **data, int *sizes, void **regions, void **request) {
     (void)receiver, (void)n, (void)data, (void)sizes, (void)regions;
-    *request = NULL;  /* what arrived in host memory is there */
+    *request = NULL;  /* data in host memory needs no flush */
     return success;
 }
 
@@ -1053,8 +1053,8 @@ static result register_memory(void *connection, void *data, size_t size, int typ
     return success;
 }
 
-/* NCCL frees a buffer when it is deregistered, before it closes the connection; when it aborts, requests may still be
- * at it. A late byte must not be written there: the connection is given up, and its streams have left the buffer. */
+/* NCCL frees a buffer when it is deregistered, before it closes the connection. After an abort, requests may still use
+ * the buffer. No byte may be written to it later, so fail the connection and wait until no stream uses the buffer. */
 static result deregister_memory(void *connection, void *argument) {
     struct connection *c = connection;
     struct region *region = argument;
@@ -1077,7 +1077,7 @@ static result close_either(void *connection) {
     return success;
 }
 
-/* ---- The two tables that NCCL looks for ---- */
+/* ---- The two tables of functions that NCCL looks up ---- */
 
 static result start(log_function log) {
     pthread_mutex_lock(&setup);
