@@ -194,8 +194,8 @@ def values(params: Iterable[Tensor]) -> int:
 def pieces(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Return consecutive views of `flat` with the shapes of `like`; (*x.shape, 2) for a complex x in a real `flat`.
 
-    A view has the memory format of its tensor (such as channels_last) if this is dense. So copies are contiguous, and
-    a gradient has the layout that autograd expects.
+    The view of a tensor in a dense memory format (such as channels_last) has this format, so that copies are contiguous
+    and a gradient has the layout that autograd expects.
     """
     found, at = [], 0
     for x in like:

@@ -239,7 +239,7 @@ class Cost(Declared):
         return Cost(*map(add, astuple(self), astuple(other)))
 
     def put_beside(self) -> "Cost":
-        """Return the same cost, all of it on the second lane."""
+        """Return this cost with all of its time on the second lane."""
         return replace(self, beside=self.seconds, beside_busy=self.busy)
 
 
@@ -258,7 +258,7 @@ class Load(Declared):
 
     @property
     def fp32(self) -> "Load":
-        """Return the same values in fp32, or in their own dtype if that is wider."""
+        """Return this load in fp32, or in its own dtype if that is wider."""
         return replace(self, value_bytes=max(FP32, self.value_bytes))
 
 

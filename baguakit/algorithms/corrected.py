@@ -83,7 +83,7 @@ class TrackedGradient(OnGraph):
 
     keeps: ClassVar[bool] = True
     copies: ClassVar[float] = 7
-    elementwise: ClassVar = {"q": "zero", "g": "zero"}  # with other ranks Σ q would not be Σ g
+    elementwise: ClassVar = {"q": "zero", "g": "zero"}  # if the ranks change, Σ q is no longer Σ g
     needs = ("column_stochastic",)
     refusal = (
         "the columns of {topology} do not sum to 1 for {n} ranks, so that sums would drift; "
@@ -132,7 +132,7 @@ class ExactDiffusion(OnGraph):
     keeps: ClassVar[bool] = True
     copies: ClassVar[float] = 11
     exchanges: ClassVar[bool] = True
-    elementwise: ClassVar = {"c": "zero"}  # with other ranks Σ c would not be 0
+    elementwise: ClassVar = {"c": "zero"}  # if the ranks change, Σ c is no longer 0
     needs = ("static", "symmetric", "doubly_stochastic")
     refusal = (
         "{stage} corrects by the step before, for which the graph must be static, symmetric and doubly stochastic; "

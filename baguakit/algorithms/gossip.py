@@ -156,7 +156,7 @@ class Piece(NamedTuple):
     r: Tensor  # its own replica
     s: Tensor  # Σ_{j ≠ i} w_ij r_j
     own: float  # w_ii of the round
-    weights: dict[int, float]  # w_ij of the others
+    weights: dict[int, float]  # w_ij of the neighbours
 
     def pull(self, new: New) -> Tensor:
         """Return (W r)_i − r_i."""
@@ -168,7 +168,7 @@ class Gossip(OnGraph):
     """The common base of DCD and CHOCO: gossip with replicas, to which compressed changes are added."""
 
     compressor: Compressor = MinMaxUInt8()
-    elementwise: ClassVar = {"replica": "anew", "neighbors": "anew"}  # Σ over other ranks would be another sum
+    elementwise: ClassVar = {"replica": "anew", "neighbors": "anew"}  # if ranks change, so does Σ
     follows: ClassVar[tuple[str, ...]] = ("replica", "neighbors")
 
     def multiple_of(self, comm: Comm) -> int:
@@ -193,7 +193,7 @@ class Gossip(OnGraph):
         c, k = self.compressor, round_of(self.topology, comm)
         own, others, targets = links(self.topology, comm.rank, comm.size, k)
         r, s = state["replica"][str(k)], state["neighbors"][str(k)]
-        runs = row_pieces(x.numel(), 1, x.is_cuda) if c.dense else (slice(x.numel()),)  # sparse ones select from all
+        runs = row_pieces(x.numel(), 1, x.is_cuda) if c.dense else (slice(x.numel()),)  # a sparse one selects from all
         parts = [Piece(x[run], r[run], s[run], own, others) for run in runs]
         incoming = {p: [bytes_for(1, len(each.x), c, x.device) for each in parts] for p in others}
 
@@ -215,7 +215,7 @@ class Gossip(OnGraph):
             left[i] -= 1
             if not left[i]:
                 mix(i, next(mine))
-        for i, packed in enumerate(mine if not incoming else ()):  # if this rank hears nobody
+        for i, packed in enumerate(mine if not incoming else ()):  # if this rank receives nothing
             mix(i, packed)
         return x
 
@@ -246,7 +246,7 @@ class Gossip(OnGraph):
         return self.compressor._unchecked_decompress(packed, like.numel(), out.dtype, out)[0]
 
     def _follow(self, here: Piece, q: Tensor, received: dict[int, Tensor], new: New) -> None:
-        """Add to each replica the change that its rank sent: q to this rank's, `received` to the neighbours'.
+        """Add q to this rank's replica, and the changes `received` from neighbours to the sum of their replicas.
 
         A change that is not finite is added to no replica. All ranks do the same, because they test the same bytes.
         """

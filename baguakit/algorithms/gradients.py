@@ -140,7 +140,7 @@ class TrackedMean(Around):
     """
 
     momentum: Decay = 0.0
-    averages: ClassVar[bool] = False  # to h, which is no mean of these gradients, a second backward cannot add its own
+    averages: ClassVar[bool] = False  # h is no mean of these gradients, so a second backward cannot add to it
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -156,7 +156,7 @@ class TrackedMean(Around):
 
     @property
     def elementwise(self) -> Mapping[str, Carry]:  # type: ignore[override]
-        own: dict[str, Carry] = {"own": "zero", "mean": "zero"}  # with other ranks h would not be ⟨h_r⟩
+        own: dict[str, Carry] = {"own": "zero", "mean": "zero"}  # if ranks change, h is no longer ⟨h_r⟩
         return own | {"v": "keep"} if self.momentum else own
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:

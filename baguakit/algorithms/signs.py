@@ -237,7 +237,7 @@ class Signs(Around):
 
 
 def transform_(x: Tensor, u: Tensor, layout: list[Span], back: bool = False) -> None:
-    """Write the coefficients of the flat `x` to `u`, block after block; with `back`, write the values of `u` to `x`.
+    """Write the coefficients of the flat `x` to `u`, block after block. With `back`, do the inverse, from `u` to `x`.
 
     Padding is copied unchanged.
     """
