@@ -132,7 +132,7 @@ def chosen(name: str | None, every: bool, ranks: int) -> Sequence[Contender]:
 
 
 def over(result: Result, bits: float) -> Result:
-    """Return `result` with computed times: as over a network of `bits` bits per second, without overlap."""
+    """Return `result` with the times that it would have over a network of `bits` bits per second, without overlap."""
     curve = tuple((sent, seconds + sent * 8 / bits, loss) for sent, seconds, loss in result.curve)
     return replace(result, seconds=result.seconds + result.sent * 8 / bits, curve=curve)
 
@@ -144,7 +144,7 @@ def columns(rate: str, how: str) -> dict[str, str]:
 
 
 def row(result: Result, base: Result | None) -> list[str]:
-    """Return the table cells of a result; `base` is the result of an all-reduce, with which two cells compare it."""
+    """Return the table cells of a result, compared with `base`, the result of an all-reduce; None: not compared."""
     share, speed = "", ""
     if base is not None:
         share, speed = f"{result.sent / base.sent:.3f}", f"{base.seconds / result.seconds:.1f} ×"
@@ -274,7 +274,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def drawn(count: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Return `count` images (count, 64) and their digits; place and brightness of a digit are random, with noise."""
+    """Return `count` images (count, 64) and their digits, at random places, with random brightness, and with noise."""
     random, images = torch.Generator().manual_seed(seed), torch.zeros(count, SIDE, SIDE, dtype=torch.float32)
     glyphs = [FONT.split()[digit::DIGITS] for digit in range(DIGITS)]
     shapes = torch.tensor([[[mark == "#" for mark in row] for row in glyph] for glyph in glyphs]).float()
@@ -378,5 +378,5 @@ def train(kept: dict[str, Any], contender: Contender, steps: int, seed: int) -> 
 
 
 def has_nodes(ranks: int) -> bool:
-    """Return whether the ranks can be divided into several nodes of two."""
+    """Return whether the ranks can be divided into two or more nodes of two ranks."""
     return ranks >= 4 and ranks % 2 == 0

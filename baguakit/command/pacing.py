@@ -146,7 +146,7 @@ def seconds(comm: Comm, message: torch.Tensor, sources: list[int], targets: list
 def check_rates(bits: float, to_one: float, to_all: float) -> str:
     """Return a sentence with the requested and the measured rates; raise a Refusal if sockets ignore the limit.
 
-    `bits`, the requested rate, is in bits per second; `to_one` and `to_all` (see `measured`) in bytes per second.
+    `bits`, the requested rate, is in bits per second; `to_one` and `to_all` (see `measured`) are in bytes per second.
     """
     rate = bits / 8
     shown = f"{written(8 * to_one)} from a rank to one other, {written(8 * to_all)} to all others at once"

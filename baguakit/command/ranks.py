@@ -19,7 +19,7 @@ from ..ranks import Ranks
 def crew(size: int) -> Iterator[tuple[int, Callable[..., list[Any]]]]:
     """Yield (n, run) for a `with` block: n ranks; `run(function, *args)` calls `function(kept, *args)` on each rank.
 
-    `run` returns results by rank. Each rank keeps its dict `kept` until the block ends. Torchrun sets n, else `size`.
+    `run` returns results by rank. Each rank keeps its dict `kept` until the block ends. Without torchrun, n is `size`.
     """
     if launched():
         with joined() as comm:

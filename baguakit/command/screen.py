@@ -1,4 +1,4 @@
-"""Print paragraphs and tables as plain text of at most 80 columns. An error is a `Refusal`, of one sentence."""
+"""Print paragraphs and tables as plain text of at most 80 columns. `Refusal` is an error of one sentence."""
 
 import shutil
 import textwrap
@@ -19,7 +19,7 @@ class Table:
     """A table that is printed row by row.
 
     Args:
-        columns: {head: format}. A head has one or more lines; a format of cells is such as "<28" or ">10".
+        columns: {head: format}. A head has one or more lines. The format is for the cells, such as "<28" or ">10".
     """
 
     def __init__(self, columns: Mapping[str, str]) -> None:
@@ -39,7 +39,7 @@ class Table:
 
 
 class Refusal(Exception):
-    """An error that the command prints as one sentence. It exits with `status`, which is 2 for wrong arguments."""
+    """An error that the command prints as one sentence. The command exits with `status`: 2 for wrong arguments."""
 
     def __init__(self, sentence: str, status: int = 2) -> None:
         super().__init__(sentence)

@@ -62,7 +62,7 @@ class Ranks:
         timeout: the seconds that gloo waits for another rank; None for torch's default, 30 minutes.
 
     Raises:
-        TypeError, ValueError: a number is impossible, or `cuda` is True and there is no GPU.
+        TypeError, ValueError: an argument has a wrong type or value, or `cuda` is True and there is no GPU.
         OSError: the system cannot fork processes. `run` raises it if ranks need more open files than the limit.
     """
 
@@ -88,7 +88,7 @@ class Ranks:
         """Call `function(*args)` on every rank, and return the results by rank.
 
         The ranks' output is printed at once, with the rank before each line. If a rank raises, the other ranks have two
-        seconds to return. If a call fails, is interrupted or loses a rank, all processes end; a later call starts anew.
+        seconds to return. If a call fails, is interrupted or loses a rank, all processes end. A new call restarts them.
 
         Args:
             function: any function; closures, lambdas and functions of a notebook need cloudpickle.
@@ -165,7 +165,7 @@ class Ranks:
         """Send `work`, the pickled arguments of `serving.perform`, to all ranks; return {rank: reason} of failed ranks.
 
         Wait for the ranks in `waiting`, for at most `limit` seconds, and for at most two more seconds once a rank has
-        failed. Put the result of each rank into `values`, by rank.
+        failed. Put {rank: result} into `values`.
         """
         until, failures = time.monotonic() + limit, dict[int, str]()
 

@@ -83,7 +83,7 @@ def run(control: int, out: int, err: int, listening: int | None = None) -> None:
 
 
 def _next(control: socket.socket) -> Any:
-    """Return the next message of the caller, when it arrives; exit if the caller's process has ended."""
+    """Wait for the next message of the caller, and return it; exit if the caller's process has ended."""
     try:
         return pickle.loads(receive(control)[0])
     except (EOFError, OSError):
@@ -101,7 +101,7 @@ def join(
 ) -> None:
     """Make the default process group with the other ranks. Reply to the caller once the store is ready.
 
-    `environment` is the caller's environment with the variables that torchrun would set; `folder` is its directory.
+    `environment` is the caller's environment, with the variables of torchrun; `folder` is the caller's directory.
     """
     os.environ.clear()
     os.environ.update(environment)
@@ -120,7 +120,7 @@ def join(
         gpus = torch.cuda.device_count()
         if gpus < size:  # ranks share them
             del os.environ["LOCAL_RANK"]  # a DeviceMesh would use it as the number of a GPU
-            # NCCL refuses two ranks on one GPU unless they name different hosts; it then uses its network transport.
+            # NCCL refuses two ranks on one GPU unless they name different hosts. NCCL then uses its network transport.
             os.environ.update(NCCL_HOSTID=str(rank), NCCL_ALGO="Ring", NCCL_PROTO="Simple")
             os.environ.update(NCCL_MAX_NCHANNELS="2", NCCL_MULTI_RANK_GPU_ENABLE="1", NCCL_MNNVL_ENABLE="0")
         torch.cuda.set_device(rank % gpus)
@@ -129,7 +129,7 @@ def join(
 
 
 def perform(kept: dict[str, Any], path: list[str], sources: dict[str, Any], keep: bool, packed: bytes) -> bytes:
-    """Call the function that `packed` has with its arguments; return the pickled (value, None) or (None, traceback).
+    """Unpickle (function, args) and call the function; return the pickled (value, None) or (None, traceback).
 
     With `keep`, the function gets `kept` as its first argument. `path` is the caller's `sys.path`. `sources` are the
     caller's `linecache` entries of code that is not in a file.
@@ -158,7 +158,7 @@ def progress(steps: Iterable[T], label: str = "", total: int | None = None) -> I
 
     Args:
         steps: the iterable.
-        label: the text before the bar, after the rank.
+        label: the text between the rank and the bar.
         total: the number of steps, if `steps` has no length.
 
     Raises:

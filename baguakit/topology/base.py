@@ -19,7 +19,8 @@ if TYPE_CHECKING:  # matplotlib is optional: only drawings need it
     from matplotlib.figure import Figure
 
 MOST_RANKS = 1 << 20  # a larger group is a mistake in the call, and its matrices would take for ever
-# A product of matrices is the exact mean if it differs from J by at most the first number; by the second, it converges.
+# A product of rounds gives the exact mean if its error is at most the first number. If its error is between the two
+# numbers, the product only converges to the mean.
 _AT_THE_MEAN, _NEAR_THE_MEAN = 1e-13, 1e-8
 # Shades of one hue, from white to dark, are readable with any colour blindness, and in a grey print.
 SHADES, INK = "Blues", "#0b3c6f"

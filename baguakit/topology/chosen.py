@@ -31,8 +31,8 @@ class Chosen(Topology):
 
     Before each round the ranks exchange one byte per pair of ranks, and the host waits for these bytes. If the choices
     of two ranks do not match, all ranks raise an error that names both. A choice is valid until the next choice. An
-    exchange uses the choice that is valid at its launch, at the end of an optimizer step. With "awc" it is the exchange
-    of the next step, and `attach` launches the exchange of the first step.
+    exchange uses the choice that is valid at its launch, at the end of an optimizer step. With "awc" an exchange
+    belongs to the next step, and `attach` launches the exchange of the first step.
 
     A rank knows its own row only. The caller must make the columns of the matrix sum to 1, too: if other ranks hear a
     rank with the weights w, this rank gives itself the weight 1 − Σ w. Stages that need the whole matrix refuse a
@@ -58,8 +58,8 @@ class Chosen(Topology):
         Args:
             self_weight: the weight of this rank's own values; None means 1 − Σ src_weights.
             src_weights: {rank: weight} for the ranks that this rank hears; {} for none.
-            dst_weights: {rank: factor} for the ranks that this rank sends to; it multiplies the values that it sends by
-                the factor. A list of ranks means factors of 1. None means all ranks that hear this rank.
+            dst_weights: {rank: factor} for the ranks that this rank sends to. The values are multiplied by the factor
+                and sent. A list of ranks means factors of 1. None means all ranks that hear this rank.
 
         Raises:
             TypeError: `src_weights` is not a mapping, a rank not a whole number, or a weight not a number.
@@ -129,7 +129,7 @@ def as_chosen(stage: Any) -> Any:
 
 
 def weights_in(name: str, given: Mapping[int, float] | Iterable[int]) -> dict[int, float]:
-    """Return {rank: weight} for the argument `name`; a list of ranks means weights of 1, and is no `src_weights`."""
+    """Return {rank: weight} for the argument `name`. A list means weights of 1; for `src_weights` it is a TypeError."""
     if not isinstance(given, Mapping):
         if name == "src_weights":
             raise TypeError(message(name, "a mapping such as {3: 0.5}, or {}", given))

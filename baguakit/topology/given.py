@@ -39,7 +39,7 @@ class Given(Topology):
         return list(map(self._rows_of, self.rounds))
 
     def check(self, size: int) -> None:
-        """Raise a ValueError unless the group has `ranks` ranks, or one."""
+        """Raise a ValueError unless the group has `self.ranks` ranks, or only one."""
         super().check(size)
         if size not in (1, self.ranks):
             raise ValueError(f"this {type(self).__name__} was given for {self.ranks} ranks and the group has {size}")
@@ -83,7 +83,7 @@ class FromMatrix(Given):
         matrix: a square matrix, or a sequence of matrices for rounds 0, 1, 2, …: lists, numpy arrays, CPU tensors.
 
     Raises:
-        TypeError: `matrix` is neither a matrix nor a sequence of them.
+        TypeError: `matrix` is neither a matrix nor a sequence of matrices.
         ValueError: a matrix is not square, has another size than the first, or is not doubly stochastic; the message
             names the worst row or column.
     """
@@ -164,12 +164,12 @@ def _sums(mixing: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 class FromGraph(Given):
-    """A given undirected graph with Metropolis weights:  W_ij = 1/max(d_i, d_j),  W_ii = 1 − Σ_j W_ij.
+    """A given undirected graph with Metropolis weights:  W_ij = 1/max(d_i, d_j),  W_ii = 1 − Σ_{j≠i} W_ij.
 
         FromGraph(networkx.petersen_graph())          FromGraph([(0, 1), (1, 2), (2, 0)])
 
-    d_i is the number of neighbours of rank i plus 1. Static, symmetric, doubly stochastic. Loops, repeated edges and
-    the weights of edges are ignored; `FromMatrix(networkx.to_numpy_array(graph))` takes weights.
+    i and j are neighbours, and d_i is the number of neighbours of rank i plus 1. Static, symmetric, doubly stochastic.
+    Loops, repeated edges and weights of edges are ignored; `FromMatrix(networkx.to_numpy_array(graph))` takes weights.
 
     Args:
         graph: an object with `nodes` and `edges`, such as a networkx graph, or pairs of nodes. Nodes that are 0, 1, …
@@ -301,7 +301,7 @@ def unreached(size: int, edges: Edges) -> list[int]:
 
 
 def one_edge_after(size: int, edges: Edges) -> list[list[int]]:
-    """Return by rank the ranks to which an edge leads from this rank."""
+    """Return a list for each rank: the ranks to which an edge leads from this rank."""
     after: list[list[int]] = [[] for _ in range(size)]
     for first, second in edges:
         after[first].append(second)

@@ -72,7 +72,7 @@ class ShiftOne(_OnePeer):
     """
 
     def check(self, size: int) -> None:
-        """Raise a ValueError if `size` is odd, but not 1."""
+        """Raise a ValueError if `size` is odd, except for 1."""
         super().check(size)
         if size % 2 and size > 1:
             raise ValueError(
@@ -118,7 +118,7 @@ class RandomMatching(Declared, _OnePeer):
         return size - 1 if self._ranks(size) <= 2 else None
 
     def spectral_gap(self, size: int) -> float:
-        """Return 1 − √(E ‖W x − x̄‖² / ‖x − x̄‖²), with E the mean over all matchings, and x̄ the mean of x."""
+        """Return 1 − √(E ‖W x − x̄‖² / ‖x − x̄‖²), with E the mean over all matchings W, and x̄ the mean of x."""
         if self._ranks(size) == 1:
             return 1.0
         return 1 - sqrt(1 / 2 if size % 2 else (size - 2) / (2 * (size - 1)))
@@ -140,7 +140,7 @@ class BaseK(Declared, Topology):
                   weight m/n; average within each block again.                           T = 1 + max(T(am) + T(m), T(r))
 
     A split gives the mean of all ranks: let B be the mean of the blocks and O the mean of the others. The round between
-    blocks and others turns O into (am/n) B + (r/n) O, and a block's sum m B into m B + r (m/n) (O − B), m times that.
+    blocks and others turns O into (am/n) B + (r/n) O, and the mean of a block into B + (r/n) (O − B), which is equal.
     For n = 2^j and k = 1 this is the hypercube: in round t rank i averages with rank i XOR 2^(t mod j).
 
     T ≤ 2 log_{k+1} n + 2, and no more than in the paper's graph: with k = 1, T is 3 for 8 ranks, 6 for 9 (7 in the
@@ -165,11 +165,11 @@ class BaseK(Declared, Topology):
         yield rank, float(own)
 
     def period(self, size: int) -> int:
-        """Return T(n); 1 for one rank."""
+        """Return T(`size`); 1 for one rank."""
         return max(1, self.rounds_to_exactness(size))
 
     def rounds_to_exactness(self, size: int) -> int:
-        """Return T(n); 0 for one rank."""
+        """Return T(`size`); 0 for one rank."""
         return _fewest(self.k, self._ranks(size))[0]
 
 
@@ -222,7 +222,7 @@ def _hashed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 @lru_cache(maxsize=1 << 16)
 def _fewest(k: int, n: int) -> tuple[int, tuple[int, ...]]:
-    """Return T(n) of `BaseK` and the way of averaging that takes it: () mean, (a,) product, (a, m) split."""
+    """Return T(n) of `BaseK` and the way of averaging that reaches it: () mean, (a,) product, (a, m) split."""
     if n <= k + 1:
         return min(n - 1, 1), ()
     best: tuple[int, tuple[int, ...]] = 2 * n, ()  # more than any plan takes

@@ -112,7 +112,7 @@ class Star(Topology):
 class Grid2D(Topology):
     """A grid: each rank hears the ranks above, below, left and right of it, with Metropolis weights.
 
-        rank = row · columns + column;     W_ij = 1 / max(d_i, d_j)  for neighbours,     W_ii = 1 − Σ_j W_ij
+        rank = row · columns + column;     W_ij = 1 / max(d_i, d_j)  for neighbours,     W_ii = 1 − Σ_{j≠i} W_ij
 
     The grid is as square as n allows, with no more rows than columns; d_i is the number of neighbours of rank i plus 1.
     A round multiplies the distance from the mean by 0.854 for 8 ranks, 0.869 for 16 and 0.968 for 64. A grid of a prime
@@ -134,7 +134,7 @@ class Grid2D(Topology):
 
 
 def metropolis(rank: int, near: Callable[[int], Collection[int]]) -> Iterator[tuple[int, float]]:
-    """Yield row `rank` of  W_ij = 1 / max(d_i, d_j),  W_ii = 1 − Σ_j W_ij,  d_i the length of `near(i)`.
+    """Yield row `rank` of  W_ij = 1 / max(d_i, d_j),  W_ii = 1 − Σ_{j≠i} W_ij,  d_i the length of `near(i)`.
 
     `near(i)` is rank i and its neighbours. W is symmetric and no weight is negative, so W is doubly stochastic.
     """

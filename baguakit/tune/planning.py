@@ -25,7 +25,7 @@ NEAR = 0.02  # of the fastest: predictions do not resolve smaller differences
 
 
 def every() -> dict[Algorithm, str]:
-    """Return {algorithm: its call}, the preferred first: all algorithms by default, and variants of `bytegrad`."""
+    """Return {algorithm: its call}, the preferred first: all algorithms with defaults, and variants of `bytegrad`."""
     byte, push_sum = algorithms.bytegrad, algorithms.push_sum
     found: dict[Algorithm, str] = {
         algorithms.gradient_allreduce(): "bk.algorithms.gradient_allreduce()",
@@ -119,7 +119,7 @@ def plan(
     bucket_bytes: Sequence[Positive] = BUCKET_BYTES,
     flows: Sequence[int] | None = None,
 ) -> Plan:
-    """Predict the step of every algorithm × bucket size × number of flows, and pick one. Collective.
+    """Predict the time of a step for every algorithm × bucket size × number of flows, and pick one. Collective.
 
         plan = bk.tune.plan(model, step_seconds=one_local_step)
         print(plan)
@@ -254,13 +254,13 @@ def describe(
         print(bk.tune.plan(model, network=network, algorithms=[bk.algorithms.bytegrad()]))
 
     A ring crosses a machine's network card once. In an all-to-all of N ranks, each of a machine's L ranks sends N − L
-    of N − 1 messages through the card: a byte takes L (N − L)/(N − 1) times as long; between nodes, L times as long.
+    of N − 1 messages through the card: a byte takes L (N − L)/(N − 1) times as long, and L times between nodes.
 
     Args:
         nodes, per_node: the number of machines, and L, the number of ranks per machine.
         between: bytes per second that a machine's network card sends.
         within: bytes per second that a rank sends in a ring of the ranks of one machine.
-        within_to_all: as `within`, but in an all-to-all, which crosses PCIe switches and sockets; None: as `within`.
+        within_to_all: bytes per second that a rank sends in an all-to-all of one machine; None: as `within`.
         memory: bytes per second that kernels read and write.
         compressors: the compressors. Each is modelled as a read of the values and a write of the codes, at `memory`.
         alpha: the latency of a message, in seconds.

@@ -7,7 +7,7 @@ f, b and o are the seconds of forward, backward and optimizer without communicat
     between_steps       all flights are launched at 0 and land by f + b
     after_step          all flights run after the step, without overlap
     after_step(delay=d) flights are launched after a step, and land d steps later
-    free_running        one flight after another; training does not wait
+    free_running        flights run one after another; training does not wait
 
 Rules share a lane: their flights that overlap forward and backward run in one sequence. A step takes the time of this
 overlap, plus o, plus the copies of weights into buckets and back. A flight in every k-th step counts 1/k.
@@ -26,7 +26,7 @@ the flights that run at that time (z/T is the processor's share of a flight):
     training runs at the rate       1 − κ ρ s
 
 Without crowding (κ = 0) and on one lane, flight i lands at c_i = max(r_i, c_{i−1}) + T_i, and the step ends at
-max(W, c_last). Many equal flights on two lanes take max(Σ (T − B), Σ B), plus the part of a flight that none overlaps.
+max(W, c_last). Equal flights on two lanes take max(Σ (T − B), Σ B), plus the part of one flight that nothing overlaps.
 
 The effect of an algorithm on training, compared with DDP, follows from the declarations of its stages. Only training
 shows whether another trajectory is as good: `measured.json` has results of a small GPT (`python -m bench.frontier`).
@@ -149,7 +149,7 @@ class Prediction(Declared):
 
     @property
     def to_loss(self) -> float | None:
-        """Return the seconds for the progress of one DDP step, by the steps of a small GPT; None: not measured."""
+        """Return the seconds for as much progress as one DDP step makes, as a small GPT showed; None: not measured."""
         steps = measured().get(written(self.algorithm))
         return None if steps is None else steps * self.seconds
 
@@ -188,7 +188,7 @@ def predict(
         return both + sum(each.copies for each in costs) + compute.optimizer
 
     def beside(each: RuleCost, W: float) -> float:
-        """Return the seconds until W seconds of training are over, and all flights of `each`, launched at once."""
+        """Return the seconds until W seconds of training and all flights of a rule are over, if both begin together."""
         return overlapped(W, [(0.0, flight) for _, flight in each.flights], kappa)
 
     def rate(each: RuleCost, step: float) -> float:

@@ -319,7 +319,7 @@ def timed(step: Callable[[], Any], model: nn.Module) -> Compute:
     hooks += [p.register_post_accumulate_grad_hook(lambda p: arrivals.update({p: moment(device)})) for p in params]
 
     def timed_step() -> list[float]:
-        """Return the seconds of forward, backward and the optimizer, and the shares at which gradients are ready."""
+        """Return the seconds of forward, backward and optimizer, then the share of backward before each gradient."""
         forwards.clear()
         arrivals.clear()
         began = moment(device)
