@@ -1,15 +1,15 @@
-"""The state of an attachment, saved by parameter name, so that it can be loaded into other buckets and other ranks.
+"""The state of an attachment, saved by parameter name, so that other buckets and other ranks can load it.
 
-A tensor as long as the bucket is *elementwise*: it is saved in pieces, under the name and in the shape of each
-parameter, and may be loaded into other buckets. A tensor of another shape that the stage declares elementwise, such as
-an outer optimizer's counter of steps, is *whole*: it is saved unchanged under the name of each parameter. Any other
-tensor is the stage's *own*: it fits the same buckets and ranks only, and is made anew for others.
+A tensor that the stage declares *elementwise*, and that is as long as the bucket, is saved in pieces: each piece has
+the name and the shape of a parameter, so that other buckets can load it. A declared tensor of another shape, such as an
+outer optimizer's step counter, is *whole*: it is saved unchanged under the name of each parameter. Any other tensor is
+the stage's *own*: it is loaded into the same buckets on the same ranks only, and otherwise made anew.
 
 Flights in the air are saved as their results, under the names of the parameters:
 
-flight.result, flight.before    the result and the launched values of weights
-flight.k.result, flight.k.used  gradients, without the loss scale, that land in the k-th backward from here (k from 0),
-                                and whether some rank had a gradient of the parameter
+flight.result, flight.before    the result of a flight of weights, and the weights that were launched
+flight.k.result, flight.k.used  the gradients, without the loss scale, that land after k more backward passes, and
+                                whether any rank had a gradient of the parameter
 """
 
 import logging
@@ -31,10 +31,11 @@ log = logging.getLogger("baguakit")
 
 
 def save_runner(runner: RuleRunner, names: Names, flights: bool = True, same_ranks: bool = True) -> dict[str, Any]:
-    """Return copies of the state of a rule. Wait for its flights; flights of a free-running rule are left out.
+    """Wait for the flights of a rule, and return copies of its state and of the flights' results.
 
-    Without `flights`, all flights are left out, and the state is that before them, from the runner's journal. Without
-    `same_ranks`, state that another number of ranks would make anew is left out.
+    Flights of a free-running rule are left out. If `flights` is False, all flights are left out: the state is a copy
+    from before the flights, from the runner's journal. If `same_ranks` is False, leave out state that a new number of
+    ranks makes anew.
     """
     flights = flights and runner.rule.window != "free_running"
     if flights:
@@ -85,9 +86,9 @@ def load_runners(
 ) -> None:
     """Load into every runner the state that `save_runner` returned. The keys of `saved` are numbers of rules.
 
-    The state may come from other buckets or another number of ranks. If a rule's state has no meaning for this number,
-    only its round is loaded, and the rule begins anew. The state of parameters that are not in `saved` is made from
-    their present weights, unless the states have just been `made`.
+    The state may come from other buckets or another number of ranks. If a rule's state has no meaning for this number
+    of ranks, only the rule's round is loaded, and the rule begins anew. The state of parameters that are not in `saved`
+    is made from the present weights, unless `made` says that the caller has just made all states.
     """
     for i, runner in enumerate(runners):
         rule, kept = saved[str(i)], (each for state in runner.states for each in remembered(runner.rule.stage, state))
@@ -147,7 +148,7 @@ def load_bucket(runner: RuleRunner, i: int, names: Names, saved: Mapping[str, An
 
 
 def load_delayed(runner: GradientRunner, names: Names, parameters: Mapping[str, Any], same_ranks: bool) -> None:
-    """Load the delayed gradients. Load zeros if none were saved, or if they differ by rank and ranks have changed."""
+    """Load the delayed gradients. Load zeros if none were saved, or if ranks changed and their results differed."""
     known = parameters if same_ranks or runner.rule.stage.same_on_all_ranks else {}
     for k, delayed in enumerate(runner.ring):
         for bucket in delayed.buckets:
@@ -157,9 +158,9 @@ def load_delayed(runner: GradientRunner, names: Names, parameters: Mapping[str, 
 
 
 def fill_(x: Tensor, parameters: Mapping[str, Any], bucket: Bucket, names: Names, path: str) -> bool:
-    """Copy what was saved at `path` to a tensor of a bucket. Return False if no parameter has it.
+    """Copy the tensors saved at `path` to `x`, a tensor of a bucket. Return False if no parameter has such a tensor.
 
-    A new parameter has no piece of an elementwise tensor, and keeps its values.
+    The values of a parameter without a saved tensor, such as a new parameter, do not change.
     """
     parts = [parameters.get(names[p], {}).get(path) for p in bucket.params]
     found = [part for part in parts if part is not None]
@@ -180,7 +181,8 @@ def fill_(x: Tensor, parameters: Mapping[str, Any], bucket: Bucket, names: Names
 def whole_of(saved: Mapping[str, Any], names: Names) -> set[str]:
     """Return the paths of tensors that were saved whole under the name of each parameter.
 
-    Earlier versions did not save these paths: they are those of scalars whose parameter has another shape, or "….step".
+    A state of an earlier version does not list these paths. For such a state, return the paths that hold only scalars,
+    and that end in ".step" or belong to a parameter that is no scalar.
     """
     if "whole" in saved:
         return set(saved["whole"])
@@ -190,7 +192,7 @@ def whole_of(saved: Mapping[str, Any], names: Names) -> set[str]:
 
 
 def make_missing(state: State, saved: Mapping[str, Any], bucket: Bucket, names: Names) -> None:
-    """Make tensors that were saved but a new stage lacks, because its optimizer makes its state when it steps."""
+    """Add zeros to `state` for saved tensors that it lacks, as an outer optimizer makes its state in its first step."""
     whole = whole_of(saved, names)
     for path, part in (item for p in bucket.params for item in saved["parameters"].get(names[p], {}).items()):
         if path.startswith("flight."):

@@ -1,7 +1,7 @@
 """The runner of a rule on gradients: its buckets are launched one by one, and landed together.
 
-With a delay d, the buckets of the latest d backward passes are in the air. Together with the landed buckets they are a
-ring of d + 1. Gradients are views of the buckets that landed last, and the next backward launches the same buckets.
+With a delay d, the buckets of the latest d backward passes are in the air. With the landed buckets, they form a ring of
+d + 1 lists. Gradients are views of the buckets that landed last, and the next backward launches the same buckets.
 """
 
 import contextlib
@@ -29,21 +29,21 @@ from .runner import BucketFlight, RuleRunner
 
 VERSION, GRAD = attrgetter("_version"), attrgetter("grad")
 NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-FAILED = 2  # in the place of the flags, 0 and 1
+FAILED = 2  # each flag of a rank whose backward has failed; other flags are 0 or 1
 
 
 @dataclass(eq=False)
 class Flags:
-    """A byte for each parameter of a rule, which travels with the last bucket of a backward pass."""
+    """A byte for each parameter of a rule. The bytes are sent with the last bucket of a backward pass."""
 
     mine: list[int]  # 1 if this rank has a gradient, else 0; `FAILED` if its backward has failed
     rows: Tensor | None = None  # (1, parameters) of the maximum over ranks, or (ranks, parameters)
 
     def beside(self, ones: Tensor, dtype: torch.dtype) -> list[Pair]:
-        """Return pairs to copy in the same launch as the gradients of this dtype, to set the bytes on the device.
+        """Return pairs (to, from) that set the bytes on the device, to be copied in one launch with the gradients.
 
         `ones` is a tensor on the device with at least as many bytes. It is copied if this rank has all gradients, which
-        is the usual case. Otherwise the bytes are uploaded when they are sent.
+        is the usual case. Otherwise no pairs are returned, and the bytes are uploaded when they are sent.
         """
         if self.mine.count(1) < len(self.mine):
             return []
@@ -52,10 +52,10 @@ class Flags:
         return [(used.view(dtype), ones.view(dtype))]
 
     def begin(self, like: Tensor, comm: Comm) -> tuple[Comm, Callable[[], Any] | None]:
-        """Send the bytes beside a bucket. Return the Comm for its flight, and a function to call when that has ended.
+        """Send the bytes beside a bucket. Return the Comm for its flight, and a function to call after the flight.
 
         Over gloo the bytes are a second message at the same time. NCCL sends messages one after another, so the bytes
-        travel in the message of the bucket.
+        are sent in the message of the bucket. With one rank nothing is sent, and the function is None.
         """
         if comm.size == 1:
             return comm, None
@@ -72,7 +72,7 @@ class Flags:
         return rider.aboard(comm), arrive
 
     def of_all(self) -> list[bool]:
-        """Return for each parameter whether some rank has a gradient. Call it when the flight has arrived."""
+        """Return a bool for each parameter: whether any rank has its gradient. Call this after the flight's arrival."""
         if self.rows is None or all(self.mine):  # only a rank that misses one asks the device whether another has it
             return list(map(bool, self.mine))
         return list(map(bool, self.rows.amax(0).tolist()))
@@ -90,7 +90,7 @@ class Pass(NamedTuple):
 class GradientRunner(RuleRunner):
     """A runner of a rule on gradients.
 
-    The round ends with the optimizer step, so a skipped step ends no round. With a delay it ends with the backward.
+    A round ends with the optimizer step, so a skipped step ends no round. With a delay, a round ends with the backward.
     """
 
     flown: bool = False  # gradients have landed since the last optimizer step
@@ -103,9 +103,9 @@ class GradientRunner(RuleRunner):
         super().__post_init__()
         self.ids = list(map(id, self.params()))
         self.flags = Flags([1] * len(self.ids))  # of the backward whose buckets are at hand
-        # The first value of each gradient, by dtype, in each list of buckets.
+        # By id of a list of buckets: views of the first value of each gradient, in one list for each dtype.
         self._heads: dict[int, list[list[Tensor]]] = {}
-        # Flags of a rank that has all gradients, on the device, and some more.
+        # On the device: the flags of a rank that has all gradients, padded to a multiple of 8 bytes.
         self.ones = torch.ones(-(-len(self.ids) // 8) * 8, dtype=torch.uint8, device=self.buckets[0].flat.device)
         self.ring = deque[Pass]()  # what lands in the next backward passes, in order; zeros before the first
         for _ in range(self.rule.delay):
@@ -117,7 +117,7 @@ class GradientRunner(RuleRunner):
     ) -> None:
         """Launch bucket `i` with the gradients of this rank; a missing gradient counts as zero.
 
-        `touched` are the parameters whose gradients this rank averages; `whole`: all those of the bucket.
+        `touched` holds the parameters whose gradients this rank averages. With `whole`, it holds all of the bucket's.
         """
         if i == 0:
             self.untouched, self.mine = [], []
@@ -142,9 +142,9 @@ class GradientRunner(RuleRunner):
         self._launch(i, step, load, flags, scale, joint)
 
     def launch_filled(self, i: int, step: int, joint: Joint | None, failed: bool) -> None:
-        """Launch NaN in place of bucket `i` if the backward has failed here, else zeros.
+        """Launch bucket `i`, filled with NaN if the backward has `failed` on this rank, else with zeros.
 
-        `.grad` is not changed, unless there is a delay, so that the result will land later.
+        Without a delay, a new tensor is launched, and `.grad` does not change. With a delay, the bucket is overwritten.
         """
         value, flag = (torch.nan, FAILED) if failed else (0.0, 0)
         flags = Flags([flag] * len(self.params())) if i == len(self.buckets) - 1 else None
@@ -208,12 +208,12 @@ class GradientRunner(RuleRunner):
         return rows is not None and rows.is_cpu and int(rows[0, 0]) == FAILED
 
     def _turn(self) -> None:
-        """Switch from the buckets of this backward to those that land now and are launched by the next backward."""
+        """Append the buckets of this backward to the ring, and take out the oldest buckets, which land now."""
         self.ring.append(Pass(self.buckets, self.air, self.flags))
         self.buckets, self.air, self.flags = self.ring.popleft()
 
     def _show_fault(self) -> None:
-        """Set the first value of each gradient on a GPU to NaN if the monitor has given up before it landed."""
+        """On a GPU, set the first value of each gradient to NaN if the monitor gave up before the gradient landed."""
         if (fault := self.channel.monitor.fault) is None:
             return
         if id(self.buckets) not in self._heads:  # the runner keeps its buckets
@@ -225,7 +225,7 @@ class GradientRunner(RuleRunner):
             fault.multiply_(alike)
 
     def land(self, scale: Tensor | None) -> list[int]:
-        """Set `.grad` to a view of the bucket if some rank has a gradient. Multiply delayed ones by the loss `scale`.
+        """Set `.grad` to a view of the bucket if any rank has a gradient. Multiply delayed gradients by `scale`.
 
         Returns:
             the ids of the parameters whose gradients have landed.
@@ -275,7 +275,7 @@ class GradientRunner(RuleRunner):
         super().drop()
 
     def step_ended(self) -> None:
-        """End the round, if gradients have landed in this step."""
+        """Without a delay, end the round if gradients have landed in this step."""
         self.round += self.flown and not self.ring
         self.flown = False
 
@@ -295,7 +295,7 @@ class GradientRunner(RuleRunner):
 
 @torch.no_grad()
 def mean_gradients_(params: Sequence[Tensor], comm: Comm) -> None:
-    """Average the gradients of parameters outside all buckets, uncompressed. A missing gradient counts as zero."""
+    """Average the gradients of `params`, uncompressed. A gradient that only some ranks have is zero on the others."""
     mine = torch.tensor([p.grad is not None for p in params], dtype=torch.uint8, device=params[0].device)
     used = comm.all_reduce(mine, dist.ReduceOp.MAX).tolist() if comm.size > 1 else []
     for p, somewhere in zip(params, used, strict=False):

@@ -1,4 +1,4 @@
-"""The runner of a rule in the hook of another trainer. Its buckets come one by one and may change at any time."""
+"""The runner of a rule in the hook of another trainer. The hook passes buckets one by one, and may change them."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -17,17 +17,17 @@ from .runner import RuleRunner
 
 @dataclass(eq=False)
 class HookRunner(RuleRunner):
-    """A runner of a rule in the buckets of a hook. Its state follows the parameters when buckets change."""
+    """A runner of a rule on the buckets of a hook. When buckets change, each parameter keeps its part of the state."""
 
     names: dict[Tensor, str] = field(default_factory=dict)  # of parameters, or of tensors that stand for them
-    # {number of a bucket in the hook: its number here}. Buckets are numbered in the order in which they first come.
+    # {number of a bucket in the hook: number in this runner}. The runner counts buckets as the hook first passes them.
     places: dict[int, int] = field(default_factory=dict)
     memory: Mapping[str, Any] | None = None  # from `save_runner`, for buckets that have not come since
     same_ranks: bool = True  # `memory` is from as many ranks
     remembers_any: bool = False  # its flights depend on the flights before them
 
     def fit(self, called: int, flat: Tensor, params: Sequence[Tensor]) -> int:
-        """Return this runner's number of the hook's bucket `called`: it is now `flat`, with `params` in order."""
+        """Use `flat` as the hook's bucket number `called`, with `params` in order. Return its number in this runner."""
         i = self.places.get(called, len(self.buckets))
         if i < len(self.buckets):
             if [*map(id, self.buckets[i].params)] == [*map(id, params)]:
@@ -53,7 +53,7 @@ class HookRunner(RuleRunner):
         self.places = {called: place for called, place in self.places.items() if place < i}
 
     def saved(self) -> dict[str, Any]:
-        """Return the state as in `save_runner`, and the loaded state of buckets that have not come since."""
+        """Return the state as `save_runner` does, with the loaded state of parameters that no bucket has held since."""
         self.drop()
         saved = save_runner(self, self.names)
         names: dict[str, Any] = {name: {} for name in self.names.values()}  # nothing is missing of one that never came
@@ -67,7 +67,7 @@ class HookRunner(RuleRunner):
         return saved
 
     def recall(self, saved: Mapping[str, Any], same_ranks: bool) -> None:
-        """Load what `saved` returned."""
+        """Load a state that `saved` returned. Each bucket gets its part in its next `fit`."""
         if self.buckets:
             self.forget_from(0)
         self.memory, self.same_ranks = saved, same_ranks
@@ -83,11 +83,11 @@ class HookRunner(RuleRunner):
         out: Tensor | None = None,
         landed: Callable[[Tensor], Any] = lambda x: None,
     ) -> None:
-        """Launch bucket `i`, without the `scale` of the loss: divide by it before the stage, and multiply after.
+        """Launch bucket `i`: divide by the loss `scale`, call the stage, and multiply the result by the scale.
 
-        The bucket is overwritten. The mean is written to `out`, by default in place.
-        On the lane, `mean(stage, x, state, comm)` replaces the call of the stage. Then `landed` is called with the
-        result, even after a failure. `joint` decides which state the flight keeps.
+        The bucket is overwritten. The result is written to `out`, by default to the bucket. `mean(stage, x, state,
+        comm)`, if given, is called in place of the stage. At last `landed` is called on the lane with the result, even
+        after a failure. `joint` holds changes of the state until it is decided whether to keep them.
         """
         if i in self.air:  # of a backward that an exception ended: its result is dropped
             self.arrive(i)
@@ -110,7 +110,7 @@ class HookRunner(RuleRunner):
         self.launch(i, step, fly)
 
     def arrive_all(self) -> bool:
-        """End the round: wait for every flight in the air. Return False: no backward has failed."""
+        """Wait for every flight in the air, and end the round. Return False: this runner sees no failed backward."""
         self.drop()
         self.round += 1
         if len(self.params()) == len(self.names):  # all have come

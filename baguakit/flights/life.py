@@ -1,10 +1,10 @@
-"""One life of rules in the hooks of a trainer: from the agreement of all ranks to the end of groups and threads.
+"""The life of rules in the hooks of a trainer: from the agreement of all ranks to the end of groups and threads.
 
     agree, groups and lanes, runners  →  begin … land, in each step  →  drain, close
                                       ↖  state_dict, load_state_dict
 
-`bk.attach` and the hooks of DDP and FSDP2 launch in different places: each has a subclass of `Life`. This module holds
-the collective parts that they share: agreement, landing, saved states and the end. `Attached` is the user's view.
+`bk.attach` and the hooks of DDP and FSDP2 launch in different places, so each of them has a subclass of `Life`. This
+module holds what the subclasses share: agreement, landing, saved states and the end. `Attached` is the user's view.
 """
 
 import contextlib
@@ -52,7 +52,7 @@ class Clock:
             self.tell(what)
 
     def outside(self, what: str) -> None:
-        """Raise a RuntimeError inside `join()`, where a rank that has run out of batches would not make this call."""
+        """Raise a RuntimeError inside `join()`: a rank that has run out of batches would not make the call `what`."""
         if self.joined:
             raise RuntimeError(
                 f"all ranks make {what} together, and inside att.join() one that has run out of batches would not; "
@@ -65,7 +65,7 @@ STEP, BACKWARD = "step", "backward"
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One optimizer step, from the end of the previous step (or the setting of the hooks) to its own end."""
+    """The times of one optimizer step. It begins when the previous step ends, or when the hooks are set."""
 
     step: int
     begin: Moment
@@ -78,7 +78,7 @@ class StepRecord:
 class Logbook:
     """The latest steps on this rank, recorded by hooks.
 
-    Reading a time costs a clock call or, on CUDA, an event in the stream of training. Nothing waits for it.
+    A moment costs a clock call or, on CUDA, an event in the stream of training. The host does not wait for the event.
     """
 
     device: torch.device  # of the recorded moments
@@ -91,7 +91,7 @@ class Logbook:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all steps, and begin one now."""
+        """Forget all steps, and begin a new step now."""
         self.steps.clear()
         self.parts: list[tuple[str, Moment, Moment]] = []  # of the current step, as in its `StepRecord`
         self.accumulated, self._since = False, self.now()
@@ -115,14 +115,14 @@ REST = 1.0  # seconds that a lane may still compute; if it does so for longer, i
 
 @dataclass(eq=False)
 class Decisions:
-    """The decisions after each backward whether to keep changes of states. Several are pending only with a delay."""
+    """The decision after each backward whether to keep changes of states. With a delay, several may be pending."""
 
     joint: Joint | None = None  # holds the changes of states by a backward's flights; None if no decision is needed
     alike: bool = True  # stages that agree give all ranks the same results, so that ranks need not ask each other
     _under_way: deque[tuple[RuleRunner, Collective]] = field(default_factory=deque, init=False)
 
     def begin(self, runners: Sequence[RuleRunner]) -> None:
-        """Start the decision for the flights of these runners, on the lane, after the flights. Does not wait for it."""
+        """Start the decision for the flights of `runners`: it runs on the lane after these flights. Does not wait."""
         if (joint := self.joint) is None or not runners:
             return
         flags = {runner: runner.flags for runner in runners if isinstance(runner, GradientRunner)}
@@ -137,7 +137,7 @@ class Decisions:
 
             for runner, each in flags.items():
                 stage = runner.rule.stage
-                # A rank whose backward failed sends NaN, and an average of all ranks is NaN. Other stages need flags.
+                # A rank whose backward failed sends NaN: an average of all ranks is NaN. For other stages, read flags.
                 if each.rows is not None and not (stage.averages and stage.same_on_all_ranks):
                     joint.note(each.rows[:, 0] != FAILED)
             joint.settle(on_all_ranks if agree else None, of_used)
@@ -170,7 +170,7 @@ class Decisions:
 
 
 class Life(Generic[AnySetup]):
-    """Rules at work on this rank.
+    """The rules that one trainer uses on this rank, from the agreement of all ranks to the end.
 
     `kind` is the kind of hooks; the name that ranks agree on begins with it. `make` makes the setup of this rank.
     `comm` and `timeout` are the user's arguments.
@@ -188,7 +188,7 @@ class Life(Generic[AnySetup]):
         self.unhook = contextlib.ExitStack()  # takes hooks out, at the end
 
     def agree(self) -> None:
-        """Agree with all ranks on the setup, and make the runtime. Collective: an error is raised on all."""
+        """Agree with all ranks on the setup, and make the runtime. Collective: an error is raised on all ranks."""
         self.decisions = Decisions(alike=self.alike)
         self.runtime = Runtime(self.kind, self.make_setup, self.comm, self.timeout, self.aborted)
 
@@ -209,10 +209,10 @@ class Life(Generic[AnySetup]):
         return [runner for runner in self.runners if runner.rule.what == "grad" and runner.rule.acts(step)]
 
     def land(self, acting: Sequence[Any], but: int = 0) -> bool:
-        """Land the buckets of a backward, all of which have been launched; with a delay, of an earlier backward.
+        """Land the buckets of this backward, once all are launched; with a delay, those of an earlier backward.
 
-        All decisions are settled except the newest `but`. Return True if the host knows that the backward failed on
-        some rank.
+        First wait for all earlier decisions except the newest `but`. Return True if the host knows that the landed
+        backward failed on some rank.
         """
         self.decisions.settle(but)
         self.decisions.begin(acting)
@@ -228,7 +228,7 @@ class Life(Generic[AnySetup]):
             self.runtime.monitor.check()
 
     def state_dict(self, flights: bool = True, same_ranks: bool = True) -> dict[str, Any]:
-        """See `Attached.state_dict`; the arguments are those of `save_runner`."""
+        """Return the state of `Attached.state_dict`, without its seal. The arguments are those of `save_runner`."""
         if flights:
             self.decisions.settle()
         return {
@@ -258,7 +258,7 @@ class Life(Generic[AnySetup]):
             self.runtime.finish(self.drain)
 
     def abandon(self, error: BaseException | None) -> None:
-        """End without waiting for any rank, and tell the others why. Idempotent."""
+        """End without waiting for any rank, and tell the other ranks the error. Idempotent."""
         self.unhook.close()
         self.runtime.abandon(error)
 
@@ -272,21 +272,21 @@ class Life(Generic[AnySetup]):
         monitor.check()
 
     def aborted(self) -> None:
-        """Wake up hooks that wait: the groups have been aborted. Called on any thread."""
+        """Wake up hooks that wait, because the groups have been aborted. Any thread may call this."""
 
 
 View = TypeVar("View", bound="Attached")
 
 
 class Attached:
-    """The user's view of a life. A context manager: leaving it detaches."""
+    """The user's view of attached rules. The end of a `with` block detaches the rules."""
 
     def __init__(self, life: Life[Any]) -> None:
         self._life = life
 
     @property
     def step(self) -> int:
-        """Return the number of optimizer steps made; in the hooks of DDP or FSDP2, of backward passes averaged."""
+        """Return the number of optimizer steps; in the hooks of DDP or FSDP2, of averaged backward passes."""
         return self._life.clock.step
 
     def state_dict(self) -> dict[str, Any]:
@@ -311,8 +311,8 @@ class Attached:
         change the tensors until the next backward has ended.
 
         Args:
-            state: from `state_dict`, perhaps of an earlier version, or of the model in or out of `torch.compile`, DDP,
-                FSDP or activation checkpointing.
+            state: from `state_dict`, perhaps of an earlier version, or of the model with or without DDP, FSDP,
+                `torch.compile` or activation checkpointing.
             strict: False: load a state with errors of tensors, parameters or ranks, and log the errors ("baguakit").
 
         Raises:

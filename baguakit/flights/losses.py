@@ -2,11 +2,11 @@
 
     ε = √( Σ ‖x − Q(x)‖² / Σ ‖x‖² )
 
-over all x that this rank compressed in the latest flight of each bucket: gradients, differences of weights, or others.
-A stage that compresses without a compressor (`LowRankMean`) declares its error.
+Q(x) is x compressed and decompressed. The sums are over all x, such as gradients or differences of weights, that this
+rank compressed in the latest flight of each bucket.
 
-The measured stage has a compressor that records the norms of its inputs and errors. The bytes on the wire and the
-results stay the same. The norms are tensors, and nothing waits for them until they are read.
+The measuring copy of a stage has a compressor that records the norms of its inputs and errors. A stage without a
+compressor (`LowRankMean`) reports its error itself. Results and bytes sent stay the same. Flights never wait.
 """
 
 import copy
@@ -24,7 +24,7 @@ Tally = list[tuple[Tensor, Tensor]]  # the norms of the tensors compressed in a 
 
 
 def relative_error(tally: Tally) -> float:
-    """Return ε; NaN if nothing was compressed. Waits for the device."""
+    """Return ε, as defined above; NaN if nothing was compressed. Waits for the device."""
     if not tally:
         return float("nan")
     given, lost = torch.stack([torch.stack(pair) for pair in tally]).square().sum(0).tolist()
@@ -54,7 +54,7 @@ def _measured(compressor: Compressor, tally: Tally) -> Compressor:
         return packed
 
     other = copy.copy(compressor)
-    # `reduce` compresses again, but that is not an error of this rank's values.
+    # `reduce` compresses again. This error is not measured, because the values are not those of this rank.
     kept = {"_unchecked_compress": compress, "_unchecked_reduce": compressor._unchecked_reduce}
     vars(other).update(compress=compress, **kept)
     return other
@@ -62,7 +62,7 @@ def _measured(compressor: Compressor, tally: Tally) -> Compressor:
 
 @dataclass(frozen=True, repr=False, eq=False)
 class MeasuredStage(Stage):
-    """A lossy stage without a compressor, which measures its error."""
+    """A wrapper that measures the error of `inner`, a lossy stage without a compressor."""
 
     inner: Any
     tally: Tally

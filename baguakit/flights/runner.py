@@ -37,8 +37,6 @@ RECORDED = 100  # flights of a bucket, and steps, of which records are kept
 
 @dataclass(eq=False, kw_only=True)
 class BucketFlight(Collective):
-    """One flight of one bucket."""
-
     runner: "RuleRunner"
     bucket: int
     round: int
@@ -47,7 +45,7 @@ class BucketFlight(Collective):
     tally: Tally = field(default_factory=list)  # of its errors of compression, if they are measured
     kept: list[State] = field(
         default_factory=list
-    )  # a copy of the state before it, made on the lane, if it may be lost
+    )  # a copy of the state before the flight, made on the lane, if the flight's step may be lost
 
 
 @dataclass(eq=False)
@@ -58,11 +56,11 @@ class Ledger:
     launches: int = 0
     sent: dict[str, float] = field(default_factory=dict)  # by part of the network
     flights: deque[Collective] = field(default_factory=lambda: deque(maxlen=RECORDED))
-    # The formats of a flight, and how many flights had the same; the formats of the latest flight first.
+    # The formats of a flight, and how many flights had these formats. The entry of the latest flight comes first.
     kinds: list[tuple[tuple[SentFormat, ...], int]] = field(default_factory=list)
 
     def landed(self, formats: Iterable[SentFormat]) -> None:
-        """Count a flight with the flights that sent the same formats, and move this kind to the front."""
+        """Count a landed flight in the entry of its formats, and move this entry to the front of `kinds`."""
         kind, known = tuple(formats), [*map(itemgetter(0), self.kinds)]
         flights = self.kinds.pop(known.index(kind))[1] if kind in known else 0
         self.kinds.insert(0, (kind, flights + 1))
@@ -71,7 +69,7 @@ class Ledger:
 
 @dataclass(eq=False)
 class RuleRunner:
-    """A rule, its buckets, the state of its stage for each, and the flights in the air."""
+    """A rule, its buckets, the state of its stage for each bucket, and the flights in the air."""
 
     index: int
     rule: Rule
@@ -82,8 +80,8 @@ class RuleRunner:
     air: dict[int, BucketFlight] = field(default_factory=dict)  # by bucket
     to_average: list[Tensor] = field(default_factory=list)  # from a checkpoint of another number of ranks
     tallies: dict[int, Tally] | None = None  # of the latest landed flights, by bucket, if errors are measured
-    # The flights of which no step has ended since they landed, if one may be lost. If a step is lost, all of its
-    # changes are lost: the state goes back to the copy made before the first of these flights.
+    # The flights in the air, and those that have landed since the last step ended; None if no step may be lost. If a
+    # step is lost, the state goes back to the copy made before the first of these flights.
     journal: list[BucketFlight] | None = None
     current_stage: Stage | None = None  # the stage in this round
 
@@ -122,10 +120,10 @@ class RuleRunner:
         before: Tensor | None = None,
         beside: list[Pair] | None = None,
     ) -> BucketFlight:
-        """Put bucket `i` on the lane. `work`, with or without phases, is done with it; by default the stage is called.
+        """Launch bucket `i`: on the lane, call `work(stage, flat, comm)`, which may have phases; by default, the stage.
 
-        The stage is that of this round, and measures its error once `compression_error` has been called.
-        Copies that zero padding are added to `beside`, if given: `work` must do them first.
+        `stage` is the stage of this round. Once `compression_error` has been called, it also measures its error. If
+        `beside` is given, `work` must first do the copies in it: the lane adds copies that zero the padding.
         """
         state, bucket, channel, ledger = self.states[i], self.buckets[i], self.channel, self.ledgers[i]
         formats, tally, kept = list[SentFormat](), Tally(), list[State]()
@@ -194,17 +192,17 @@ class RuleRunner:
                 self.tallies[i] = flight.tally
 
     def commit(self) -> None:
-        """Keep the changes of landed flights: a step has ended."""
+        """Drop landed flights from the journal, because a step has ended: their changes are kept."""
         flying = self.flights()
         self.journal = [flight for flight in self.journal or () if flight in flying]
 
     def compression_error(self) -> float:
-        """Return ε of `relative_error` over the latest flight of each bucket. The first call begins to measure."""
+        """Return ε of `relative_error` over each bucket's latest flight. The first call returns NaN: it starts this."""
         self.tallies = {} if self.tallies is None else self.tallies
         return relative_error([pair for tally in self.tallies.values() for pair in tally])
 
     def remembers(self) -> bool:
-        """Return whether the rule's flights depend on earlier flights, judged by its states."""
+        """Return whether the rule's flights depend on earlier flights: its stage says so, or a state has tensors."""
         stage = self.rule.stage
         return stage.remembers() or any(True for state in self.states for _ in remembered(stage, state))
 
@@ -230,7 +228,7 @@ def outline(stage: Stage) -> str:
 def clear_padding_(stage: Stage, state: State, bucket: Bucket, comm: Comm, beside: bool = False) -> list[Pair]:
     """Zero the padding of every elementwise tensor in the state of a bucket, on the lane.
 
-    With `beside`, tensors of the bucket's dtype are returned as copy pairs, for the launch that loads the bucket.
+    With `beside`, return pairs (padding, zeros) for the bucket's dtype, which the launch that loads the bucket copies.
     """
     length, zeros = bucket.flat.numel(), bucket.zeros if beside else None
     pairs, others = list[Pair](), list[Tensor]()
@@ -268,10 +266,10 @@ def buckets_of(params_of_buckets: Sequence[Sequence[Tensor]], rule: Rule, comm: 
 
 
 def padded_multiple(multiple: int, params: Sequence[Tensor]) -> int:
-    """Return `multiple` times the largest 2ᵏ ≤ 128 with a product below 1 % of the bucket, or times 1; 1 stays 1.
+    """Return `multiple` times a power of two, so that shards of a large bucket are whole blocks of a compressor.
 
-    Shards of the bucket are then whole blocks of a compressor. A multiple may grow with the number of ranks. While it
-    exceeds both `PADDED` and an eighth of the bucket, it is halved (if odd, set to 64), so small buckets stay small.
+    The power is at most 128, the largest with a result below 1 % of the bucket, or 1. While `multiple` exceeds both
+    `PADDED` and an eighth of the bucket, it is first halved (if odd, set to 64). A `multiple` of 1 is kept.
     """
     values, times = sum(local(p).numel() for p in params), 1
     most = max(PADDED, values // 8)

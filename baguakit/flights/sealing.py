@@ -25,7 +25,7 @@ from ..runtime import Runtime, first_said, plain_names
 from ..stages.base import remembered
 from .runner import RuleRunner
 
-FLIES = "flight."  # the beginning of the path of what is in the air
+FLIES = "flight."  # paths of flights in the air begin with it
 log = logging.getLogger("baguakit")
 
 
@@ -34,7 +34,7 @@ def sealed(state: dict[str, Any], runtime: Runtime[Any]) -> dict[str, Any]:
     saved = {
         "rank": runtime.comm.rank,
         "world": _world(runtime.comm),
-        # If ranks of the group may change, they may save the same step in different rounds.
+        # Empty if the ranks of the group may change, because ranks may then save the same step in different runs.
         "run": "" if runtime.comm.membership.changes else runtime.monitor.run,
         "frozen": list(runtime.setup.frozen),
         "sums": [[place, checksum(x)] for place, _, x in tensors_in(state)],
@@ -43,10 +43,10 @@ def sealed(state: dict[str, Any], runtime: Runtime[Any]) -> dict[str, Any]:
 
 
 def opened(state: Any, runtime: Runtime[Any], runners: Sequence[RuleRunner], strict: bool) -> dict[str, Any]:
-    """Return a state with the names that parameters have here. Waits for no rank.
+    """Check a loaded state, and return it with the parameter names of this process. Waits for no rank.
 
-    Raise a TypeError if it is no state, and a ValueError if it belongs to other rules. With `strict`, also raise a
-    ValueError if it is damaged, of another rank or run, or lacks a parameter; without, log such faults of this rank.
+    Raise a TypeError or ValueError if `state` is no state, or belongs to other rules. With `strict`, also raise a
+    ValueError if it is damaged, is of another rank or run, or lacks a parameter; otherwise log these, except the run.
     """
     check_state(state)
     truth("strict", strict)
@@ -111,13 +111,13 @@ def _dict(name: str, value: Any, *keys: str) -> Mapping[str, Any]:
 
 
 def _dicts_of(rule: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (place, dict) for each dict of tensors in the state of a rule. The place is part of an expression."""
+    """Yield (place, dict) for each dict of tensors in `rule`; the code rule[place] stands for the dict."""
     yield '"own"', rule["own"]
     yield from ((f'"parameters"]["{name}"', held) for name, held in rule["parameters"].items())
 
 
 def tensors_in(state: Mapping[str, Any]) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield (place, key, tensor) for every tensor of a state. The place is an expression, `key` its last key."""
+    """Yield (place, key, tensor) for every tensor of a state. `place` is code for the tensor; `key` is its last key."""
     for i, rule in state["rules"].items():
         for at, held in _dicts_of(rule):
             yield from ((f'state["rules"]["{i}"][{at}]["{path}"]', path, x) for path, x in held.items())
@@ -172,7 +172,7 @@ def _world(comm: Comm) -> list[int]:
 
 
 def _missing(state: Mapping[str, Any], runtime: Runtime[Any], runners: Sequence[RuleRunner]) -> Iterator[str]:
-    """Yield a sentence for each parameter that a rule has state for here, but not in the saved state."""
+    """Yield a sentence for each parameter or tensor that the rules need and the saved state lacks."""
     names, frozen = runtime.setup.names, {*state.get("saved", {}).get("frozen", ())}
     anywhere = {name for rule in state["rules"].values() for name in rule["parameters"]}
     for i, runner in enumerate(runners):
@@ -202,7 +202,7 @@ def _renamed(state: Mapping[str, Any], here: Sequence[str]) -> dict[str, Any]:
 
 
 def _check_together(state: Mapping[str, Any], runtime: Runtime[Any]) -> None:
-    """Raise a ValueError if another rank has loaded a state that was not saved together with this one."""
+    """Raise a ValueError if another rank has loaded a state that was not saved together with `state`."""
     if runtime.comm.membership.changes:
         return
     free = any(rule.window == "free_running" for rule in runtime.setup.rules)  # ranks are at steps of their own

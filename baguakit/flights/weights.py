@@ -5,22 +5,22 @@ No rank waits for a free-running rule:
     x ← x + (mean of the x that were launched − x that this rank launched).
 
 Ranks are at different steps, so they first agree on each flight. They agree on the host, and each rank reads the result
-at the end of its steps. So nothing reads device memory, and a GPU spins for a few steps of the slowest rank at most.
-Each rank contributes its weight: 1 while it trains. A rank that has finished continues to answer with weight 0, until
-the sum is 0.
+at the end of its steps. So nothing reads device memory, and a GPU waits for the others for a few steps of the slowest
+rank at most. Each rank contributes its weight: 1 while it trains. A rank that has finished continues to answer with
+weight 0, until the sum of the weights is 0.
 
 A program may also call collectives in each step, for example in SyncBatchNorm. Its ranks must launch the flight in the
 same step: NCCL kernels that are launched in different orders wait for each other for ever. So an agreement is three
 all-reduces of a few numbers, one after another on a thread:
 
-    Σ weights                         when all ranks have joined
-    max c       c: the rank's step at that time
-    max d, min d      d: its step when it knows max c
+    Σ weights         it ends when all ranks have joined
+    max c             c: the rank's step when it has Σ weights
+    max d, min d      d: the rank's step when it has max c
 
 In such a program ranks are never more than a step apart. Every c was read before any d, so max c ≤ min d + 1, however
 late messages are. If max c ≤ min d + `AHEAD`, all ranks launch in the step max d + 1. Otherwise there are stragglers,
-so the program has no such collectives: each rank launches at once. In the step d + 1 a rank waits for the result: for
-16 bytes from the network, not for steps of other ranks.
+so the program has no such collectives: each rank launches at once. In the step d + 1 a rank waits for max d and min d:
+for 16 bytes from the network, not for steps of other ranks.
 """
 
 import threading
@@ -45,7 +45,7 @@ class WeightRunner(RuleRunner):
     _asked: tuple[int, bool] = (-1, False)
 
     def exchanges(self, step: int) -> bool:
-        """Return whether the rule exchanges in this step. An object that decides this is called once per step."""
+        """Return whether the rule exchanges in this step. If an object decides, it is called once per step."""
         if not self.rule.decides:
             return self.rule.exchanges(step)
         if self._asked[0] != step:
@@ -54,14 +54,14 @@ class WeightRunner(RuleRunner):
         return self._asked[1]
 
     def is_due(self, step: int) -> bool:
-        """Return whether flights in the air land at the end of this step, after a delay."""
+        """Return whether there are flights in the air that land at the end of this step."""
         launch = step - self.rule.delay
         return bool(self.air) and (self.rule.exchanges(launch) if self.launched is None else self.launched == launch)
 
     def launch_all(self, step: int | None, keep: bool, factor: float = 1.0) -> None:
         """Launch every bucket with the present weights, times `factor`.
 
-        With `keep`, a copy of the launched weights is kept, and at landing only the flight's change is added.
+        With `keep`, keep a copy of the launched weights; at landing, only the change that the flight made is added.
         """
         self.launched = step
         for i, bucket in enumerate(self.buckets):
@@ -77,8 +77,8 @@ class WeightRunner(RuleRunner):
     def land_all(self) -> None:
         """Wait for every bucket in the air, and put its result into the weights.
 
-        x ← result  where `x` equals `before`, and  x ← x + (result − before)  where it has changed since the launch.
-        Values are compared on the device: a version counter would not see writes through `p.data`. A rule with
+        x ← result  where x equals `before`, the launched weights;  x ← x + (result − before)  where x has changed.
+        Values are compared on the device, as a version counter would not see writes through `p.data`. A rule with
         `mix=α` has no `before`:  x ← α x + (1 − α) result. On a GPU x does not change if an abort ended the flight.
         """
         mix, fault = self.rule.mix, self.channel.monitor.fault
@@ -104,8 +104,6 @@ AHEAD = 4  # steps by which the host of one rank may run ahead of others, where 
 
 
 class Agreed(NamedTuple):
-    """A flight that ranks have agreed on."""
-
     training: int  # the sum of the weights of the ranks; 0: none trains any more
     step: float  # in which all ranks launch it; a rank that has passed this step or makes none launches at once
 
@@ -113,7 +111,7 @@ class Agreed(NamedTuple):
 class FreeRunner:
     """A free-running rule on one rank. It rests, agrees on a flight, waits for its launch, or has a flight in the air.
 
-    `host` is a channel whose lane and group move CPU tensors and are used for nothing else.
+    `host` is a channel that is used for the agreements only. Its lane and its group move CPU tensors.
     """
 
     def __init__(self, runner: WeightRunner, host: Channel) -> None:
@@ -128,13 +126,13 @@ class FreeRunner:
         self.lock = threading.Lock()  # of the step and the limit
 
     def step_ended(self, step: int) -> None:
-        """Advance: an optimizer step has ended, and `step` is next."""
+        """Call `advance` after an optimizer step, if the rule has begun; `step` is the next step."""
         if self.runner.rule.begun(step):
             self.advance(self.step + 1, 1 if self.runner.rule.acts(step) else 0)
 
     @torch.no_grad()
     def advance(self, step: float, weight: int) -> None:
-        """Land arrived flights, launch an agreed flight, and join the agreement on the next flight."""
+        """Land flights that have arrived, launch an agreed flight, and join the agreement on the next flight."""
         self.monitor.check()
         with self.lock:
             self.step, due = step, step >= self.limit
@@ -166,7 +164,7 @@ class FreeRunner:
             self.agreement = self.host.begin(label, lambda comm: self.agree(weight, comm))
 
     def agree(self, weight: int, comm: Comm) -> Agreed:
-        """Agree with the other ranks, on the thread of the lane."""
+        """Return the flight that this rank and the others agree on. It is called on the lane's thread."""
         training = int(comm.all_reduce(torch.tensor([float(weight)])))
         c = self.step
         latest = float(comm.all_reduce(torch.tensor([c if c < inf else -inf], dtype=torch.float64), ReduceOp.MAX))
@@ -177,7 +175,7 @@ class FreeRunner:
         return Agreed(training, most + 1 if latest <= AHEAD - least else -inf)
 
     def finish(self) -> None:
-        """Answer the other ranks until no rank trains any more. This rank has stopped."""
+        """Answer the other ranks until no rank trains any more. Call this when this rank has stopped training."""
         while not self.over:
             self.advance(inf, 0)
             if not self.over:

@@ -4,11 +4,11 @@ A flight may have phases, such as a mean within nodes, between nodes, and within
 between two lanes, which move data over different links. With the phases a, b and c of flights k = 1, 2, …, the lanes do
 
     this lane         a₁    a₂ c₁    a₃ c₂    …
-    the one beside       b₁       b₂       …
+    the lane beside      b₁       b₂       …
 
-So b of one flight overlaps a of the next flight and c of the previous one. The last phase of a flight becomes due when
+So b of a flight overlaps a of the next flight and c of the previous flight. The last phase of a flight becomes due when
 more work is launched on its lane, when `flush` is called, or when its result is awaited. These are calls of the host,
-in the same order on all ranks; no clock is involved.
+which all ranks make in the same order, whatever the clock says.
 
 There is no deadlock, if the first and last phases use other process groups than the phases between them, so that each
 group is used on one lane only. Every rank puts its work on the lanes in the order a₁ b₁ a₂ c₁ b₂ a₃ c₂ …, and work
@@ -57,9 +57,9 @@ def between(a: Moment, b: Moment) -> float:
 
 
 def reader(device: torch.device) -> Callable[[Moment], float]:
-    """Return a function from moments of a device to seconds of `time.perf_counter`. Synchronises on CUDA.
+    """Return a function that converts moments of a device to seconds of `time.perf_counter`. Synchronises on CUDA.
 
-    The time of an event is its distance to an event made now. CUDA returns distances in fp32 milliseconds, so the
+    On CUDA, an event is timed by its distance to an event made now. CUDA returns distances in fp32 milliseconds, so the
     resolution at a distance of 100 s is 8 µs.
     """
     if device.type != "cuda":
@@ -72,7 +72,7 @@ def reader(device: torch.device) -> Callable[[Moment], float]:
 
 
 Phases = Generator[Any, None, Any]
-"""Work in phases, by turns for a lane and for the one beside it. It yields the tensors that the next phase reads."""
+"""Work whose phases run in turn on a lane and on the lane beside it. It yields the tensors for the next phase."""
 
 
 class Flight:
@@ -121,7 +121,7 @@ class Lane:
         """Put `work` on the lane. `name` is for profilers.
 
         With `in_phases`, the phases of `work` run on this lane and the lane beside it, alternately; see the module
-        docstring. Without, all of them run on this lane.
+        docstring. Otherwise all phases run on this lane.
         """
         raise NotImplementedError
 
@@ -132,13 +132,13 @@ class Lane:
         """Make work that is launched from now on wait for these streams, besides the current stream."""
 
     def uses(self, value: Any) -> None:
-        """Keep the memory of the tensors in `value`, which were made elsewhere, until work that uses them has ended."""
+        """Keep the memory of the tensors in `value`, which other streams allocated, until this lane has used them."""
 
     def rest(self, seconds: float) -> None:
         """Wait until the launched work has ended on the host, but no longer than `seconds`."""
 
     def here(self) -> bool:
-        """Return True on the lane's own thread, if it has one."""
+        """Return True if this is called on the thread of the lane; always False for a lane without a thread."""
         return False
 
     def idle(self) -> bool:
@@ -146,14 +146,14 @@ class Lane:
         return True
 
     def close(self, wait: bool = True) -> None:
-        """Accept no more work, and wait for the launched work. Without `wait`, return at once: work may be stuck."""
+        """Accept no more work, and wait for the launched work. Without `wait`, return at once, as work may be stuck."""
 
 
 NO_RANGE: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
 
 
 def in_profile(what: str, name: str) -> contextlib.AbstractContextManager[Any]:
-    """Return a range for the active profiler: of a launch, of work on the lane, or of the wait for it.
+    """Return a context that records a range in the active profiler: a launch, work on a lane, or a wait for it.
 
     Without a profiler or a name there is no range, since a range costs microseconds. On CPU the work is on another
     thread: `torch.profiler` records it if it profiles all threads. A range begins and ends in one call on one thread. A
@@ -165,7 +165,7 @@ def in_profile(what: str, name: str) -> contextlib.AbstractContextManager[Any]:
 
 
 New = Callable[[Tensor], Tensor]
-"""Makes a tensor like another, contiguous and uninitialised."""
+"""Makes a contiguous, uninitialised tensor with the shape, dtype and device of another tensor."""
 
 
 class _Memory(threading.local):
@@ -178,7 +178,7 @@ _memory = _Memory()
 
 @contextlib.contextmanager
 def temporaries() -> Iterator[New]:
-    """Yield a function that makes tensors for use in the body only: `torch.sub(x, y, out=new(x))`."""
+    """Yield a function that makes tensors for use in the `with` body only, as in `torch.sub(x, y, out=new(x))`."""
     taken = _memory.taken
     try:
         yield _new

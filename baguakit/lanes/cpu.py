@@ -1,4 +1,4 @@
-"""A thread as a lane."""
+"""CPU lanes: each lane is a thread."""
 
 import atexit
 import contextlib
@@ -23,7 +23,7 @@ TIME_TO_END = 2.0  # seconds that threads have to end before the interpreter doe
 
 
 class CpuLane(Lane):
-    """A lane of one thread, started with the first work. It is a daemon, so a stuck one does not block process exit."""
+    """A lane of one thread, started with the first work. The thread is a daemon, so it does not block process exit."""
 
     def __init__(self, name: str = "baguakit lane") -> None:
         self._name = name
@@ -68,10 +68,10 @@ _threads: "weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue[Any]]" 
 
 @atexit.register
 def end_threads() -> None:
-    """End the threads of all lanes. A thread that returns from torch after the interpreter ended aborts the process.
+    """End the threads of all lanes at exit, because a thread that returns from torch later aborts the process.
 
-    A thread may still wait in torch for a peer that does not answer. Python before 3.14 ends it when it returns, which
-    C++ treats as an error and would abort the process. Such a thread pauses instead.
+    A thread that waits in torch for a peer may not end in time. Python before 3.14 ends such a thread when it returns,
+    which C++ treats as an error, and aborts. So C++'s handler of this error is replaced by `pause`.
     """
     until, threads = time.monotonic() + TIME_TO_END, list(_threads.items())
     for _, work in threads:
@@ -109,7 +109,7 @@ def _fly_all(work: "queue.SimpleQueue[CpuFlight | None]") -> None:
 
 
 class CpuFlight(Flight):
-    """Work of a thread, which calls `fly` and `finish`. Phases alternate between `lane`, if any, and that beside it."""
+    """Work of a lane's thread, which calls `fly` and `finish`. Phases run in turn on `lane` and the lane beside it."""
 
     def __init__(self, work: Callable[[], Any], name: str, lane: CpuLane | None = None) -> None:
         self._work: Callable[[], Any] | None = work
@@ -126,7 +126,7 @@ class CpuFlight(Flight):
             self._rest: Phases | None = None
 
     def fly(self) -> None:
-        """Do the work; or do its first phase, and put the second phase on the lane beside this one."""
+        """Do the work. If it has phases, do the first phase, and put the second one on the lane beside this lane."""
         if self._over or self._work is None:
             return
         if self.lane is not None:
@@ -144,7 +144,7 @@ class CpuFlight(Flight):
             self._finish(began, error=error)
 
     def finish(self) -> None:
-        """Do the remaining phases, each when the previous phase has ended on the other lane."""
+        """Do the remaining phases of this lane, each after the phase before it has ended on the other lane."""
         while not self._over:
             assert isinstance(self._between, CpuFlight)
             self._between.wait()
@@ -152,7 +152,7 @@ class CpuFlight(Flight):
         self._rest = None
 
     def _step_on(self) -> None:
-        """Do the next phase here, and put the phase after it on the lane beside this one."""
+        """Do the next phase on this thread, and put the phase after it on the lane beside this lane."""
         self._step()
         if not self._over and self.lane is not None and self.lane.beside is not None:
             self._between = self.lane.beside.run(self._step)
@@ -193,7 +193,7 @@ class CpuFlight(Flight):
             self.lane.flush()
 
     def wait(self, seconds: float = -1) -> bool:
-        """Wait for the end, at most `seconds` (−1: without limit). Return True if the work has ended."""
+        """Wait until the work has ended, at most `seconds` (−1: no limit). Return True if it has ended."""
         if passed := self._gate.acquire(timeout=seconds):
             self._gate.release()
         return passed
@@ -211,7 +211,7 @@ class CpuFlight(Flight):
 
 
 def whole(phases: Phases) -> Any:
-    """Do all phases of work here, and return its result."""
+    """Do all phases of work on this thread, one after another, and return the result of the work."""
     while True:
         try:
             next(phases)

@@ -11,7 +11,7 @@ from torch import Tensor
 from .base import Flight, Lane, Phases, in_profile, moment
 
 # The priority of the streams of lanes: 0, or −1, which is higher. FSDP2's streams have −1, so that they do not queue
-# behind backward. When ranks shared one H200, steps took equally long with both: see bench/README.md.
+# behind backward. When ranks shared one H200, steps took equally long with both priorities: see bench/README.md.
 PRIORITY = 0
 
 
@@ -21,7 +21,7 @@ def current_stream(device: torch.device) -> Any:
 
 
 class CudaLane(Lane):
-    """A lane with a separate stream. Work waits for everything on the current stream before the launch."""
+    """A lane with a separate stream. Work begins after all work that was on the current stream at the launch."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -152,7 +152,7 @@ class CudaFlight(Flight):
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """Return the tensors in a tensor, or in nested lists, tuples and dicts of them."""
+    """Return a list of the tensors in `value`: a tensor, or nested lists, tuples and dicts of tensors."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):

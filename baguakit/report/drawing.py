@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TRAINING = "training"
-BESIDE = "between nodes"  # after the name of a lane: the one beside it
+BESIDE = "between nodes"  # the lane beside a lane is named after it, with these words at the end
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,10 @@ class Span:
         rank, thread: the rank, and "training" or a lane: "lane 0", or "lane 0 between nodes" for the lane beside it.
         name: in training: "step"; "backward" (from its first gradient, if a rule acts on gradients); "SGD.step" (with
             the optimizer's class); or "wait for …". For a flight: its content, such as "CompressedMean, bucket 3".
-        start, end: the begin and end of the span. For a flight: of its work on the lane, or of one phase of the work.
-        step: the step; for a flight and the wait for it, the step of its launch; None if it is free-running.
+        start, end: when the span begins and ends. A span of a flight is its work on the lane, or a phase of this work.
+        step: the step; for a flight and the wait for it, the step of its launch; None if the rule is free-running.
         rule, bucket, round: those of a flight or of a wait for it; None for other spans of training.
-        launched, landed: when training launched a flight and when it had the result; for others `start` and `end`.
+        launched, landed: when training launched a flight, and had its result; for other spans, `start` and `end`.
     """
 
     rank: int
@@ -57,7 +57,7 @@ class Span:
         return self.rule is not None and not self.flies
 
 
-# Colours of Okabe and Ito (2008), which the colour-blind can tell apart; in grey print the hatches do.
+# Colours of Okabe and Ito (2008), which the colour-blind can tell apart. In grey print, the hatches tell rules apart.
 RULES = (("#0072B2", ""), ("#E69F00", "////"), ("#009E73", "...."), ("#CC79A7", "\\\\\\\\"), ("#56B4E9", "xxxx"))
 WAITING, IDLE, COMPUTING, STEPPING = "#D55E00", ("#ececec", "#dadada"), "#b0b0b0", "#303030"
 TOP, TALL = 0.1, 0.8  # of a bar in its row
@@ -69,7 +69,7 @@ Style = tuple[str, str]  # colour and hatch
 
 
 def draw(ranks: int, spans: Sequence[Span], window: tuple[float, float], hidden: float) -> "Figure":
-    """Return the figure of `Timeline.draw`: it shows `window`, and in words the share of hidden communication."""
+    """Return the figure of `Timeline.draw` for `window`. Title: `hidden`, the share of hidden communication."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as missing:
@@ -107,14 +107,14 @@ def _bars(spans: Iterable[Span], begin: float) -> list[tuple[float, float]]:
 
 
 def _shade(span: Span) -> str:
-    """Return the colour of a span of training. Steps alternate between two greys; parts of steps are darker."""
+    """Return the colour of a span of training. Steps alternate between two greys; waits are red, other parts darker."""
     if span.name == STEP:
         return IDLE[(span.step or 0) % 2]
     return WAITING if span.waits else COMPUTING if span.name == BACKWARD else STEPPING
 
 
 def _draw_flights(axes: "Axes", y: float, flights: Sequence[Span], style: Style, begin: float, end: float) -> None:
-    """Draw the work of flights as bars with the number of their bucket, and a line from launch to landing."""
+    """Draw each flight: its work as a bar with the number of the bucket, and a line from launch to landing."""
     if not flights:
         return
     (colour, hatch), bars = style, _bars(flights, begin)
@@ -152,7 +152,7 @@ def _draw_frame(axes: "Axes", steps: Iterable[Span], begin: float, end: float) -
 
 
 def _draw_legend(figure: "Figure", styles: dict[str, Style], spans: Iterable[Span]) -> None:
-    """Draw the legend of colours: of training on the left, of the rules on the right."""
+    """Draw the legend: colours of training on the left, colours of rules on the right."""
     from matplotlib.patches import Patch
 
     training = {IDLE[1]: "training: forward and all else", COMPUTING: "backward", STEPPING: "optimizer"}

@@ -16,7 +16,7 @@ from ..monitor import Collective
 
 @dataclass(frozen=True, eq=False)
 class Row:
-    """One bucket of one rule.
+    """The report of one bucket of one rule.
 
     Attributes:
         rule, number, bucket: the rule as text, its number in `att.rules`, and the number of the bucket.
@@ -38,9 +38,9 @@ class Row:
 
     @cached_property
     def ways(self) -> dict[SentFormat, int]:
-        """Return {format sent: number of flights that have landed}, the format of the latest flight first.
+        """Return {format: number of landed flights that used it}. Formats of the latest flight come first.
 
-        Empty for a stage that was asked to send only the dtype of the bucket.
+        The dict is empty for a stage that was asked to send only the dtype of the bucket.
         """
         flights: Counter[SentFormat] = Counter()
         for formats, count in self._kinds:
@@ -61,13 +61,13 @@ class Row:
     def flew(self) -> str:
         """Return the format in which the latest flight sent values; "" if none was asked for.
 
-        An expression such as "MinMaxUInt8()", a dtype such as "float32", or "nothing"; several are joined by " + ".
+        It is an expression such as "MinMaxUInt8()", a dtype such as "float32", or "nothing"; " + " joins several.
         """
         return " + ".join(dict.fromkeys(way.flew for way in self.latest))
 
     @property
     def reason(self) -> str:
-        """Return why the latest flight saved less than was asked for; "" if it did not."""
+        """Return why the latest flight saved fewer bytes than was asked for; "" if it saved as many."""
         return "; ".join(dict.fromkeys(way.reason for way in self.latest if way.reason))
 
     @property
@@ -86,7 +86,7 @@ class Row:
 
     @property
     def exposed(self) -> float:
-        """Return the seconds for which training waited for a flight: the mean over the same flights."""
+        """Return the seconds for which training waited for a flight: the mean over the flights of `seconds`."""
         return sum(wait for _, wait in self._times) / max(1, len(self._times))
 
 
@@ -101,11 +101,11 @@ def row_of(
 
 
 def table(rows: Sequence[Row], parts: Sequence[str]) -> list[str]:
-    """Return the lines of a table: the rule as text, and below it a line for each bucket, per flight.
+    """Return the lines of a table: each rule as text, and below it a line for each bucket, with amounts per flight.
 
-    A rule with several buckets also has a line for all buckets together, which are launched equally often. If rules ask
-    for formats, a column shows the formats that the latest flights used, and lines below the buckets give the reasons
-    for other formats. Each of `parts` of the network has a column of bytes.
+    A rule with several buckets also has a line with the sums over the buckets. If rules ask for formats, a column shows
+    the formats that the latest flights used, and lines below the buckets give the reasons for other formats. Each of
+    `parts` of the network has a column of bytes.
     """
     formats = any(row.flew for row in rows)
     head = ("", "values", "dtype", "flights", *["flew as"] * formats, "sent each", *parts, "on the lane", "exposed")
@@ -137,7 +137,7 @@ def table(rows: Sequence[Row], parts: Sequence[str]) -> list[str]:
 
 
 def reasons(rows: Sequence[Row]) -> list[str]:
-    """Return a line for each format that saved less than was asked for, and for each of several formats of a bucket.
+    """Return a line for each format that saved less than was asked for, and each format of a bucket that used several.
 
     The line names the buckets, and the number of flights unless all flights used the format.
     """
@@ -188,7 +188,7 @@ class Report:
         rows: one for each bucket of each rule.
         seconds_per_step: the mean time of the latest steps; None with one rank, or before the first step.
         launched_after: the share (0 to 1) of forward and backward that had passed when the first of several buckets of
-            gradients was launched: the mean over the latest steps with one backward; None if that is not known.
+            gradients was launched: the mean over the latest steps with one backward; None if it is not known.
     """
 
     steps: int
@@ -215,7 +215,7 @@ class Report:
 
     @property
     def exposed_share(self) -> float | None:
-        """Return the ratio of `exposed_per_step` to the length of a step; None if that is not known."""
+        """Return the ratio of `exposed_per_step` to the length of a step; None if the length is not known."""
         return self.exposed_per_step / self.seconds_per_step if self.seconds_per_step else None
 
     @property
@@ -226,9 +226,9 @@ class Report:
     def scalars(self) -> dict[str, float]:
         """Return {name: number}, for TensorBoard, wandb or Lightning's `log_dict`. Names begin with `baguakit/`.
 
-        They are `bytes_per_step`, `exposed_seconds_per_step`, `air_seconds_per_step`, and `exposed_share` once that is
-        known; `bytes_per_step_intra` and `_inter` if both parts are used; and, if there are several rules, the first
-        three for each rule, as `baguakit/rule_0/…` in the order of `att.rules`.
+        The names are `bytes_per_step`, `exposed_seconds_per_step`, `air_seconds_per_step`, and `exposed_share` once it
+        is known; and `bytes_per_step_intra` and `_inter` if both parts are used. If there are several rules, the first
+        three names also exist for each rule, as `baguakit/rule_0/…` in the order of `att.rules`.
         """
         several = len({row.number for row in self.rows}) > 1
         figures = {"baguakit": self.rows}
@@ -265,7 +265,7 @@ class Report:
 
 
 def make_report(life: Life[Any]) -> Report:
-    """Return the present report of a life, without waiting."""
+    """Return the current report of attached rules, without waiting for flights."""
     rows, log = [], life.log
     for runner in life.runners:
         in_air = runner.flights()
@@ -276,7 +276,7 @@ def make_report(life: Life[Any]) -> Report:
 
 
 def launched_after(runners: Sequence[RuleRunner], log: Logbook) -> float | None:
-    """Return `Report.launched_after`. Time counts from the begin of a step: hooks do not see backward begin."""
+    """Return `Report.launched_after`. Time counts from the step's begin, as hooks do not see backward begin."""
     on_gradients = [each for each in runners if each.rule.what == "grad" and not each.rule.delay]
     first: dict[int | None, Any] = {}  # moments, by step
     ledgers = [ledger for runner in on_gradients for ledger in runner.ledgers[:1]]

@@ -9,7 +9,7 @@ clock, then the lead θ of r's clock lies in
 and in the intersection of these intervals over several collectives. The middle of the intersection is taken as θ, and
 half of its length as the error.
 
-A timeline is saved in the format of Chrome's tracing, which Perfetto opens as well: JSON, with times in microseconds.
+A timeline is saved in the format of Chrome's tracing, which Perfetto can open, too: JSON with times in microseconds.
 """
 
 import itertools
@@ -41,12 +41,12 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True, repr=False)
 class Timeline:
-    """A timeline of all ranks; made by `Attachment.timeline`.
+    """A timeline of all ranks. `Attachment.timeline` makes it.
 
     Attributes:
         ranks: the number of ranks.
         spans: in the order of ranks and times. Two spans on one thread of a rank are nested or do not overlap.
-        error: the remaining difference of the ranks' clocks in this timeline, in seconds, at most.
+        error: the largest possible difference between the clocks of two ranks in this timeline, in seconds.
     """
 
     ranks: int
@@ -55,12 +55,12 @@ class Timeline:
 
     @property
     def flights(self) -> tuple[Span, ...]:
-        """Return the flights among the spans."""
+        """Return the spans of flights."""
         return tuple(span for span in self.spans if span.flies)
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Return the steps of rank 0, by number."""
+        """Return the numbers of the steps that rank 0 recorded."""
         return tuple(self._steps)
 
     @property
@@ -68,7 +68,7 @@ class Timeline:
         return {s.step: s for s in self.spans if s.rank == 0 and s.name == STEP and s.step is not None}
 
     def window(self, steps: slice | None = None) -> tuple[float, float]:
-        """Return the times when rank 0 began and ended some steps.
+        """Return (begin, end): when rank 0 began the first of some steps, and when it ended the last one.
 
         Args:
             steps: a slice of the numbers of steps; negative numbers count from the end; None: all.
@@ -92,7 +92,7 @@ class Timeline:
     def overlap(self, steps: slice | None = None) -> float:
         """Return the share of the time of flights, from launch to landing, in which training did not wait.
 
-        Over all ranks, in the time in which rank 0 made these steps. 1: nothing was exposed; NaN: there was no flight.
+        It is the share over all ranks, while rank 0 made `steps`: 1 if nothing was exposed, NaN if there was no flight.
         """
         window = self.window(steps)
         ranks = [[s for s in self.spans if s.rank == rank] for rank in range(self.ranks)]
@@ -102,7 +102,7 @@ class Timeline:
 
     @checked
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a trace for https://ui.perfetto.dev and chrome://tracing. One rank is enough: all have the same data.
+        """Write a trace for https://ui.perfetto.dev and chrome://tracing. All ranks have the same data; call it on one.
 
         In the trace each rank is a process, with a thread for training and one for each lane. An arrow goes from the
         launch of a flight, through its work on the lane, to its landing.
@@ -135,7 +135,7 @@ class Timeline:
 
 
 def _covered(spans: Iterable[Span], window: tuple[float, float]) -> float:
-    """Return the time within a window that is between launch and landing of at least one span."""
+    """Return the seconds of a window in which at least one span was between its launch and its landing."""
     total, reached = 0.0, window[0]
     for start, end in sorted((s.launched, s.landed) for s in spans):
         start, end = max(start, reached), min(end, window[1])
@@ -167,7 +167,7 @@ def _slice_of(span: Span) -> Event:
 def _arrow(number: int, flight: Span) -> list[Event]:
     """Return the events of an arrow from the launch of a flight, through its work on the lane, to its landing."""
     same = {"name": flight.name, "cat": "flight", "id": number, "pid": flight.rank}
-    # An arrow ends at the slice that contains its time. When a flight has landed, the wait for it is over.
+    # An arrow ends at the slice that contains its end time. At `landed` the wait is over, so the arrow ends before.
     times = (flight.launched, flight.start, flight.end, flight.landed)
     launched, start, end, landed = (round(1e6 * at, 3) for at in times)
     return [
@@ -213,7 +213,7 @@ def _flight_spans(rank: int, flight: BucketFlight, read: Callable[[Moment], floa
 
 
 def gathered(device: torch.device, spans: list[Span], comm: Comm) -> Timeline:
-    """Return the timeline of all ranks from the `spans` of each. Collective."""
+    """Return the timeline of all ranks from the `spans` of each rank. Collective."""
     one = torch.zeros(1, dtype=torch.float32, device=device)
     mine: list[Ping] = []
     for _ in range(PINGS):
@@ -229,7 +229,7 @@ def gathered(device: torch.device, spans: list[Span], comm: Comm) -> Timeline:
 
 
 def ahead(reference: Sequence[Ping], pings: Sequence[Ping]) -> tuple[float, float]:
-    """Return the lead of one clock over another, and its error, both in seconds."""
+    """Return the lead of the clock of `pings` over the clock of `reference`, and the lead's error, in seconds."""
     least = max(c - b for (_, b), (c, _) in zip(reference, pings, strict=True))
     most = min(d - a for (a, _), (_, d) in zip(reference, pings, strict=True))
     return (least + most) / 2, abs(most - least) / 2

@@ -5,7 +5,7 @@
 
 A stage is a frozen declaration: it holds hyperparameters only, compares by value, and prints as the expression that
 built it. Its state is a nested dict of tensors. The state of a nested stage is under the name of the field that holds
-the stage. Time is an argument: `comm.round` is the number of the flight, `comm.step` that of the optimizer step.
+the stage. Time is an argument: `comm.round` is the number of the flight, `comm.step` is the number of the step.
 """
 
 from .. import keeping

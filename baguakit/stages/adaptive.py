@@ -4,8 +4,9 @@
     b   ← max_r min { b : E_b ≤ error }           the largest of `bits` if no b is accurate enough
     x   ← Q_b( (1/n) Σ_r Q_b(x_r) )
 
-Ranks agree on b without separate messages. Every 8 flights each rank measures E_b of its own values and appends its
-choice to the rows that it packs. The largest choice takes effect 4 flights later, so that the host never waits.
+Q_b(x) is x compressed to b bits per value and decompressed; x_r is the tensor of rank r, and n the number of ranks.
+Every 8 flights each rank measures E_b of its own values and appends its choice to the rows that it packs. So ranks need
+no separate messages to agree on b. The largest choice takes effect 4 flights later, so that the host never waits.
 """
 
 from dataclasses import dataclass, field
@@ -33,10 +34,10 @@ NOTE = 16  # bytes behind a packed row, which keep what follows aligned
 class Adaptive(Average):
     """The mean over all ranks with the fewest bits per value whose error stays below `error`, chosen for each bucket.
 
-    The error is relative and squared, ‖Q(x) − x‖² / ‖x‖². It is the error of one compression (a mean in two hops is
-    compressed twice), measured on up to 65,536 of a rank's own values. At first, and if no choice is accurate enough,
-    the largest of `bits` is used. Blocks have 256 values. With fewer than 8 bits they are rotated, so that a few large
-    values do not change the error. The choice is saved; with other buckets or ranks it is made again.
+    The error is relative and squared, ‖Q(x) − x‖² / ‖x‖², where Q compresses and decompresses once (a mean in two hops
+    is compressed twice). It is measured on up to 65,536 of a rank's own values. At first, and if no choice is accurate
+    enough, the largest of `bits` is used. Blocks have 256 values. With fewer than 8 bits they are rotated, so that a
+    few large values do not change the error. The choice is saved; with other buckets or ranks it is made again.
 
     Args:
         error: the largest error of a compression, between 0 and 1: 5e-5 needs 8 bits, 1e-3 needs 6, 1.5e-2 needs 4.
@@ -49,8 +50,8 @@ class Adaptive(Average):
     error: Annotated[float, Range(above=0, below=1)]
     bits: tuple[int, ...] = (2, 3, 4, 5, 6, 8)
     lossy: ClassVar[bool] = True
-    # The state changes even if a result is not finite: a rank whose values are not finite, or all zero (as gradients
-    # may be in the first step), repeats the current choice.
+    # The state may change after a result that is not finite, as a rank whose values are not finite, or all zero (as
+    # gradients may be in the first step), then sends the current choice again.
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -73,7 +74,7 @@ class Adaptive(Average):
         return 64 * comm.size
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
-        """Return `bits`, the current number of bits, and `chosen`, the next one: whole numbers on the CPU."""
+        """Return a dict: `bits` is the current number of bits, and `chosen` the next number, in tensors on the CPU."""
         self.prepare(bucket.flat, comm)
         pinned = bucket.flat.is_cuda  # so that a choice is copied without a wait
         most = torch.tensor([self.bits[-1]], pin_memory=pinned)
@@ -101,7 +102,6 @@ class Adaptive(Average):
 
 
 def format_of(bits: int) -> Uniform:
-    """Return the compressor with this number of bits."""
     return Uniform(bits, BLOCK, rotate=bits < 8)
 
 
@@ -155,5 +155,5 @@ def sample_of(x: Tensor) -> Tensor:
 
 
 def bits_of_normal_values(stage: Adaptive) -> int:
-    """Return the bits that a stage chooses for normally distributed values: their error is about 2.6 / (2ᵇ − 1)²."""
+    """Return the bits that a stage chooses for normally distributed values. The error is about 2.6 / (2ᵇ − 1)²."""
     return next((bits for bits in stage.bits if 2.6 / (2**bits - 1) ** 2 <= stage.error), stage.bits[-1])

@@ -32,8 +32,8 @@ class Stage(Doors):
     Attributes:
         lossy: the call takes `residual=`, an fp32 tensor as long as `x`, and writes the compression error there.
         same_on_all_ranks: all ranks end with the same bits, whatever values they begin with.
-        averages: the result is an average of `x` over ranks, to which a second backward may add its gradients. If not,
-            a second backward raises.
+        averages: the result is an average of `x` over ranks, to which a second backward may add its gradients. If
+            False, a second backward raises an error.
         keeps: its state changes by `update_if_finite_` only. The state of other stages is copied before a flight of
             gradients.
         elementwise: the entries of the state that are as long as the bucket, and how each is carried over when the
@@ -43,7 +43,8 @@ class Stage(Doors):
         follows: the entries of the state that are copies of the weights. They change when the model is loaded.
         needs_shapes: the stage needs the shapes of parameters, and cannot work on a shard.
         shards: the nested stages work on shards of the bucket.
-        needs_groups: the groups of a Comm that it uses itself: "flat", or "intra" and "inter" (within, between nodes).
+        needs_groups: the groups of a Comm that this stage itself uses: "flat"; or "intra" and "inter" (within and
+            between nodes).
     """
 
     lossy: ClassVar[bool] = False
@@ -64,7 +65,7 @@ class Stage(Doors):
             inner.check(comm)
 
     def multiple_of(self, comm: Comm) -> int:
-        """Return m such that a bucket of a multiple of m values needs no copies for padding."""
+        """Return m such that a bucket whose length is a multiple of m needs no copies for padding."""
         return max([1, *(inner.multiple_of(comm) for inner in self.nested().values())])
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
@@ -93,7 +94,7 @@ class Stage(Doors):
         yield  # it is a generator
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of one flight of `load` over `place`, which `bk.tune` predicts steps from.
+        """Return the cost of one flight of `load` over `place`. `bk.tune` uses it to predict the time of steps.
 
         Raises:
             TypeError: this stage declares no cost.
@@ -132,13 +133,13 @@ class Stage(Doors):
         return expression(self)
 
     def _call_with_check(self, x: Tensor, state: State, comm: Comm, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the result, and whether all of it is finite. Override it if kernels that run anyway find out."""
+        """Return the result, and whether all of it is finite. Override this if kernels that run anyway can test it."""
         y = self(x, state, comm, residual=residual)  # type: ignore[call-arg]
         return y, finite(y)
 
 
 def call_stage(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:
-    """Return `stage(x, state, comm)`; raise TypeError unless it is a tensor of the shape of `x`."""
+    """Return `stage(x, state, comm)`. Raise a TypeError if the result is no tensor of the shape of `x`."""
     return fitting(stage, x, stage._unchecked_call(x, state, comm))
 
 
@@ -160,7 +161,7 @@ def has_phases(stage: Stage) -> bool:
 
 
 def fitting(stage: Stage, x: Tensor, result: Any) -> Tensor:
-    """Return the result of a stage; raise TypeError unless it is a tensor of the shape of `x`."""
+    """Return the result of a stage. Raise a TypeError if the result is no tensor of the shape of `x`."""
     if isinstance(result, Tensor) and result.shape == x.shape:
         return result
     found = f"a tensor {tuple(result.shape)}" if isinstance(result, Tensor) else repr(result)
@@ -168,7 +169,7 @@ def fitting(stage: Stage, x: Tensor, result: Any) -> Tensor:
 
 
 def remembered(stage: Stage, state: State, carried: bool = True, at: str = "") -> Iterator[tuple[str, Tensor, Any]]:
-    """Yield (path, tensor, carry) for every tensor of a state. `carry` is as in `elementwise`; None: not carried."""
+    """Yield (path, tensor, carry) for every tensor of a state. `carry` is its entry in `elementwise`, or None."""
     nested = stage.nested()
     for name in state:  # in order, equal on all ranks
         if name in nested and isinstance(state[name], dict):

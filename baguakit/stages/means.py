@@ -40,7 +40,7 @@ class Mean(Average):
         return mean_(x, comm)
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost: w = all-reduce of S;  q = a copy."""
+        """Return the cost of an all-reduce of `load`, and of one copy of its values."""
         if place.ranks == 1:
             return Cost()
         n, S = place.ranks, load.size
@@ -75,7 +75,8 @@ class CompressedMean(Average):
     def cost(self, load: Load, place: Place) -> Cost:
         """Return the cost for packed values, or the cost of `Mean` if packed values are not shorter.
 
-        one hop     w = row(N) to each of the others             q = N (compress + n decompress)             P = 1
+        `baguakit.costs` defines the letters.
+        one hop     w = row(N) to each other rank                q = N (compress + n decompress)             P = 1
         two hops    w = row(N/n), scattered and gathered         q = N (compress + reduce + decompress)      P ≤ 8
         """
         n, N, c = place.ranks, load.values, self.compressor
@@ -106,7 +107,7 @@ class SparseMean(Declared, Average):
         return x, finite(x) if ok is None else ok
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost: w = all-gather of row(N);  q = N (compress + n add)."""
+        """Return the cost of an all-gather of packed values, of one compression, and of n additions for n ranks."""
         n, N, c = place.ranks, load.values, self.compressor
         if n == 1:
             return Cost()
@@ -133,8 +134,8 @@ class OnGraph(Declared, Stage):
     def cost(self, load: Load, place: Place) -> Cost:
         """Return the cost averaged over one period of the topology (over its first rounds if the period is long).
 
-        exact mean     the cost of `Mean`
-        else           w = S to each of k neighbours;  q = (k + 2)/2 copies
+        a round that is the exact mean    the cost of `Mean`
+        any other round                   messages to k neighbours, and (k + 2)/2 copies of the values
         """
         t, n, wide = self.topology, place.ranks, load.fp32 if self.copies else load
         if n == 1:
@@ -152,7 +153,7 @@ class OnGraph(Declared, Stage):
 
 @dataclass(frozen=True, repr=False)
 class NeighborMean(OnGraph):
-    """The mean with this round's neighbours:  x ← Σ_j w_rj x_j, for W the topology's matrix of the round."""
+    """The mean with this round's neighbours:  x_r ← Σ_j w_rj x_j. W is the topology's matrix in this round."""
 
     averages: ClassVar[bool] = True
     keeps: ClassVar[bool] = True
@@ -168,7 +169,7 @@ class NeighborMean(OnGraph):
 
 @dataclass(frozen=True, repr=False)
 class Around(Declared, Stage):
-    """A stage with one nested stage, `inner`. It agrees on all ranks, and averages, if `inner` does."""
+    """A stage with one nested stage, `inner`. `same_on_all_ranks` and `averages` are those of `inner`."""
 
     inner: Stage
     copies: ClassVar[float] = 0  # of values in fp32 at least, which take as long as its own arithmetic
@@ -184,7 +185,7 @@ class Around(Declared, Stage):
         return self.inner.averages
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of `inner` in fp32 at least, and of `copies` copies; on one rank, of `inner` only."""
+        """Return the cost of `inner` with data in fp32 at least, plus `copies` copies. One rank makes no copies."""
         if place.ranks == 1:
             return self.inner.cost(load, place)
         return self.inner.cost(load.fp32, place) + place.copies(self.copies, load.fp32.size)
@@ -244,7 +245,7 @@ class Hierarchical(Around):
         return x.copy_(intra.all_gather(mean)[: x.numel()])
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of scattering and gathering S/L in a node of L ranks, and, on a second lane, of `inner`."""
+        """Return the cost of scattering and gathering shards in a node, and that of `inner` on a second lane."""
         inside, between = replace(place, part="intra"), replace(place, part="inter")
         L = inside.ranks
         shard = Load(-(-load.values // L), load.value_bytes)
@@ -304,9 +305,9 @@ class ErrorFeedback(Around):
         return x.copy_(self._feed_back(x, state["residual"], inner))  # nothing, where that is x
 
     def _feed_back(self, x: Tensor, e: Tensor, inner: Callable[..., tuple[Tensor, Tensor]]) -> Tensor:
-        """Do  y ← inner(x + β e),  keep in `e` what that lost, and return y. It may overwrite `x`.
+        """Return inner(x + β e), and set `e` to the compression error if the result is finite. May overwrite `x`.
 
-        `inner(y, residual=…)` returns its result, and whether it is finite on all ranks.
+        `inner(y, residual=…)` returns its result, and whether the result is finite on all ranks.
         """
         with temporaries() as new:
             fed = x.add_(e, alpha=self.decay) if x.dtype == e.dtype else torch.add(x, e, alpha=self.decay)
