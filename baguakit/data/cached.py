@@ -63,18 +63,18 @@ COUNTED = [each.name for each in fields(CacheReport)]
 
 
 class CachedDataset(Dataset[Any]):
-    """A cache of `dataset`: the first process that needs a sample computes it, and all others read it from `store`.
+    """A cache of `dataset`: one process computes a sample when it is first needed; all others read it from `store`.
 
     Cache deterministic, slow work (reading, decoding, resizing, tokenising). Apply random augmentation after the cache,
     otherwise every epoch has the same augmentation. A sample read from the store is a copy.
 
     If the store fails, is full or holds damaged bytes, the sample is computed again. This costs time, but the sample is
-    right. `report()` counts these cases. A RuntimeWarning reports the first case of each kind.
+    correct. `report()` counts these cases. A RuntimeWarning reports the first case of each kind.
 
     Args:
         dataset: a map-style dataset.
         store: `MemoryStore()`, `LMDBStore(path)`, `RedisStore(hosts)`, or your own `Store`.
-        name: the name of the dataset in the store; None for a hash of its content, which the constructor computes. Pass
+        name: the name of the dataset in the store; None for a hash of the dataset's content, computed once. Pass
             a name if the content is large, cannot be pickled (lambdas), or differs between ranks (sets of strings).
         version: change it whenever the dataset's code changes; samples of other versions are never read.
         codec: `Plain()`, the default, stores tensors, arrays, bytes and plain containers. It runs no code when it
@@ -124,7 +124,7 @@ class CachedDataset(Dataset[Any]):
         return [self._sample(*each, troubles.copy()) for each in zip(keys, indices, values, strict=True)]
 
     def _sample(self, key: bytes, index: Any, value: bytes | None, troubles: dict[str, str]) -> Any:
-        """Decode `value`; else read the sample, if another process has stored it meanwhile; else compute it. Return it.
+        """Return the sample. Try to decode `value`; else try to read the sample from the store again; else compute it.
 
         Add the failures of the store to `troubles`, {kind: message}. Each kind counts once for a sample.
         """
@@ -168,7 +168,7 @@ class CachedDataset(Dataset[Any]):
         return sample
 
     def _tried(self, troubles: dict[str, str], call: Callable[..., T], *args: Any) -> T | None:
-        """Return the result of a call of the store. If it fails, add the failure to `troubles`, and return None."""
+        """Return the result of a call of the store. If the store fails, add this to `troubles`, and return None."""
         try:
             return call(*args)
         except StoreError as error:
@@ -204,7 +204,7 @@ class CachedDataset(Dataset[Any]):
 def namespace(dataset: Any, name: str | None, version: str | int, codec_tag: str) -> bytes:
     """Return 16 bytes that identify the dataset's name (or content), version and codec, equal in all processes.
 
-    The content is the class name and a hash of the pickle. A pickle has no code: if code changes, change `version`.
+    The content is the class name and a hash of the pickle. As a pickle has no code, change `version` when code changes.
     """
     what = f"name:{name}"
     if name is None:
@@ -222,7 +222,7 @@ def namespace(dataset: Any, name: str | None, version: str | int, codec_tag: str
 
 
 def position(index: Any, length: int | None) -> bytes:
-    """Return the second part of a sample's key. Raise TypeError unless `index` is an integer or a str."""
+    """Return the second part of a sample's key; raise TypeError for an `index` of the wrong type, or IndexError."""
     if isinstance(index, str):
         return b"s" + blake2b(index.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     try:

@@ -24,7 +24,7 @@ log = logging.getLogger("baguakit")
 
 
 class Followed(Generic[T]):
-    """The base of samplers. A step has one item (a sample or a batch) per rank; a rank computes the items of all."""
+    """The base of samplers. A rank draws one item (sample or batch) per step. `plan` explains stretches and queues."""
 
     def _begin(
         self, rank: int, size: int, comm: Comm | None, measure: Callable[[], Costs], *settings: bool | float
@@ -49,7 +49,7 @@ class Followed(Generic[T]):
         """Divide `samples`, which are shuffled and untrained, into steps for `ranks` ranks; return all steps."""
 
     def _assigned(self, costs: Costs, ranks: int, rng: np.random.Generator, epoch: int) -> Indices:
-        """Return indices of values of `costs`, (steps, ranks), such that all columns have nearly the same sum."""
+        """Return indices into `costs`, (steps, ranks), such that the costs of each column have nearly the same sum."""
         cells = assign(np.arange(costs.size).reshape(-1, ranks), costs, rng if self.shuffle else None)
         cells = np.roll(cells, epoch, axis=1)  # each epoch moves the cells of a rank to the next rank
         return rng.permutation(cells) if self.shuffle else cells
@@ -65,7 +65,7 @@ class Followed(Generic[T]):
         return costs | {name: getattr(self, name) for name in names}
 
     def _shares(self, stretch: Stretch) -> Shares:
-        """Return the queues of all ranks in `stretch`, from the cache, or computed from those of the stretch before."""
+        """Return the queues of all ranks in `stretch`. If they are not cached, compute them from the stretch before."""
         if stretch not in self._planned:
             samples, kept = np.arange(len(self.costs)), dict[int, list[Indices]]()
             if stretch.done:
@@ -84,7 +84,7 @@ class Followed(Generic[T]):
         return self._planned[stretch]
 
     def __len__(self) -> int:
-        """Return the number of steps of this epoch, equal on all ranks; after a change of ranks, of its rest."""
+        """Return the number of steps of this epoch (after a change of ranks, of its remainder), equal on all ranks."""
         return self._shares(self._now.stretch).length(self._now.rank)
 
     def __iter__(self) -> Iterator[T]:
@@ -117,7 +117,7 @@ class Followed(Generic[T]):
                 now.over = True
 
     def _count(self) -> int:
-        """Return items per step × ended `recoverable()` bodies; with `repeats`, items per step × optimizer steps."""
+        """Return (items per step) × (the ended `recoverable()` blocks, or with `repeats` the optimizer steps)."""
         assert self._comm is not None
         return self._items * int(self._attachment.step if self._repeats else self._comm.membership.bodies)
 
@@ -172,7 +172,7 @@ class Followed(Generic[T]):
             state: the result of `state_dict`.
 
         Raises:
-            TypeError: `state`, or an entry of it, has another type.
+            TypeError: `state`, or an entry of it, has the wrong type.
             ValueError: `state` is incomplete or of other data or settings, or the sampler follows a changed group.
         """
         instance("state", state, Mapping, "the result of state_dict()")
@@ -205,7 +205,7 @@ class Followed(Generic[T]):
         self._resume(Stretch(epoch, tuple(behind), tuple(done)), step)
 
     def _resume(self, stretch: Stretch, items: int) -> None:
-        """Continue `stretch` after `items` items; if the number of ranks differs, begin a stretch of the rest."""
+        """Continue `stretch` after `items` items; on another number of ranks, begin a new stretch with the rest."""
         if self._record is not None and self._record.version:
             raise ValueError("this sampler follows a group that has changed: load a state before the first change")
         seats = [Seat(k := max(0, items - lag), k, behind=lag) for lag in stretch.behind]

@@ -1,9 +1,9 @@
 """A store in one memory-mapped file per node.
 
 Commits are not synced to disk. The kernel writes the commits of a killed process; but if the machine crashes, the file
-may be inconsistent. So `state.json` in the directory has the id of the boot in which the file was last written, and
-whether all data is on disk (`clean`). A process marks the file as not clean before it writes. `close` syncs the file
-and marks it as clean. A mark is made under LMDB's writer lock. A file not clean since an earlier boot is emptied.
+may be inconsistent. So `state.json` in the directory has the id of the boot of the last write, and whether all data is
+on disk (`clean`). Before a process writes, it marks the file as not clean. `close` syncs the file and marks it as clean
+(both under LMDB's writer lock). A file that is not clean and was last written in an earlier boot is emptied.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class LMDBStore(Store):
     """A store in a directory on a disk or in the shared memory of this node, for all processes of the node.
 
     If a process is killed, the store stays readable, and the locks of the process are released. After a crash of the
-    machine the store is empty, unless it had been closed. A full store keeps its samples and takes no new ones. It
-    evicts nothing: an epoch reads each sample once, so the least recently used sample is needed next. Use `clear`.
+    machine the store is empty, unless it had been closed. A full store keeps its samples and takes no new ones: an
+    epoch reads each sample once, so it would need the least recently used sample next. `clear` makes room.
 
     Args:
         path: a directory for this store alone, not on a network file system; created if missing, with access for its

@@ -53,7 +53,7 @@ class LoadBalancedSampler(Followed[int], DistributedSampler[int]):
             samples as possible, so that all ranks draw equally many.
         random_level: from 0 (only samples of similar cost share a step: best balance) to 1 (any samples share a step:
             no balance).
-        group: the process group of the ranks, or a `bk.Comm`, such as `bk.elastic.join` returns (see `follow`). None
+        group: the process group of the ranks, or a `bk.Comm`, for example from `bk.elastic.join` (see `follow`). None
             for the default group, or for a single rank if there is no default group.
 
     Raises:

@@ -159,7 +159,7 @@ def _largest(left: Indices, costs: Costs, ranks: int, limit: Limit) -> Batches:
 
 
 def _last(samples: Indices, rest: int, costs: Costs, ranks: int, limit: Limit) -> list[Batches]:
-    """Divide `samples` into the last steps: the samples of the last full step, and `rest` more, fewer than ranks.
+    """Return the last steps, of `samples`: the samples of the last full step, then `rest` more, fewer than ranks.
 
     Try one step, then two steps in which each rank has a sample. If both exceed the limit, repeat samples at the end.
     """

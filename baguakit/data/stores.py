@@ -54,7 +54,7 @@ class Store(Doors, ABC):
     def claim(self, key: bytes) -> AbstractContextManager[None]:
         """Hold the lock of `key` in a `with` block, against all processes that share the store.
 
-        A dead process loses its lock. If the store fails, the block runs unlocked: a sample may be computed twice.
+        If a process dies, its lock is freed. If the store fails, the block runs unlocked; this costs time only.
         """
 
     @abstractmethod

@@ -138,7 +138,7 @@ def _rate(address: tuple[str, int], threads: int, sockets: int, seconds: float) 
 
 
 def _fill(flows: list[socket.socket], start: threading.Barrier, seconds: float) -> tuple[float, float, int]:
-    """Send over the flows of one thread; return the time of the begin, the time of the end, and the bytes received."""
+    """Send over the flows of one thread; return the start time, the end time and the number of bytes received."""
     payload = bytes(BUFFER)
     with selectors.DefaultSelector() as selector:
         for flow in flows:
@@ -157,7 +157,7 @@ def _fill(flows: list[socket.socket], start: threading.Barrier, seconds: float) 
 
 
 def _read(flow: socket.socket, size: int, within: float = TIMEOUT) -> bytes:
-    """Read `size` bytes; raise ConnectionResetError if the flow ends first, TimeoutError after `within` seconds."""
+    """Return `size` bytes; raise ConnectionResetError if the flow ends, TimeoutError after `within` seconds."""
     data, until = b"", time.monotonic() + within
     while len(data) < size:
         flow.settimeout(max(until - time.monotonic(), 1e-3))

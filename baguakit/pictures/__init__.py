@@ -1,4 +1,4 @@
-"""Plots: functions that return a matplotlib Figure.
+"""Draw plots. Each function returns a matplotlib Figure.
 
 | function                               | plot                                                                |
 |----------------------------------------|---------------------------------------------------------------------|
@@ -61,7 +61,7 @@ def line_style(i: int) -> dict[str, Any]:
 
 
 def set_frame(axes: "Axes", legend: str = "", **options: Any) -> None:
-    """Draw a pale grid; remove the frame at the top and right. If `legend` is given, put a legend there, outside."""
+    """Draw a pale grid; remove the frame at the top and right. If `legend` is a place, put a legend there, outside."""
     axes.grid(True, color="#d8d8d8", linewidth=0.5)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
