@@ -1,4 +1,4 @@
-"""Rules on a model and its optimizer, as hooks. Only this package handles autograd and the user's optimizer."""
+"""`attach` runs rules on a model and its optimizer, by hooks on the parameters and on the optimizer."""
 
 from ..monitor import PeerError
 from ..report import Report, Timeline

@@ -1,4 +1,4 @@
-"""The attachment as the user sees it, and how to make one."""
+"""`attach` lets rules act on a model while it trains, and returns an `Attachment`, by which the user controls them."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -22,13 +22,13 @@ from .setup import make_setup
 
 
 class Attachment(Attached):
-    """Rules that work on a model; made by `attach`. A context manager: leaving it detaches."""
+    """Rules that work on a model; `attach` makes it. It is a context manager, whose exit detaches the rules."""
 
     _life: Engine
 
     @property
     def rules(self) -> tuple[Rule, ...]:
-        """Return the rules at work."""
+        """Return the attached rules, in the order in which `attach` got them."""
         return self._life.setup.rules
 
     @contextlib.contextmanager
@@ -52,11 +52,12 @@ class Attachment(Attached):
             att.average_()
             optimizer.step()
 
-        The rules on gradients do the same as after a backward. Gradients that have landed since the last step stay as
+        The rules on gradients act as after a backward. Gradients that they have averaged since the last step stay as
         they are. Without an attached optimizer, all gradients are averaged, and the call counts as a step.
 
         Raises:
-            ValueError, RuntimeError: there is no rule on gradients; the attachment is detached.
+            ValueError: there is no rule on gradients.
+            RuntimeError: the attachment is detached.
         """
         engine = self._life
         if engine.runtime.over:
@@ -78,23 +79,23 @@ class Attachment(Attached):
                 for x, y in batches:            # as many as this rank has, or none
                     ...
 
-        All ranks enter. A rank whose body has ended answers the others until all bodies have ended: it sends zero
-        gradients for rules on gradients, and its unchanged weights for rules on weights. At the end, with rules on
-        gradients, all ranks get the weights, buffers and optimizer state of a rank that trained to the end. With rules
-        on weights, each rank keeps its own weights, for `merge()`. `step` also counts the steps of the others; a
-        learning-rate scheduler does not. An exception that leaves the body ends the attachment on all ranks. Gradients
-        that a rank has accumulated under `no_sync` when it runs out are not averaged. Collectives of the model itself,
-        such as SyncBatchNorm's, are not answered.
+        All ranks enter. A rank whose body has ended takes part in the exchanges of the rules until all bodies have
+        ended: it sends zero gradients for rules on gradients, and its unchanged weights for rules on weights. At the
+        end, rules on gradients give all ranks the weights, buffers and optimizer state of a rank that trained longest.
+        With rules on weights, each rank keeps its own weights; call `merge()` to average them. `step` also counts steps
+        that only other ranks make; a learning-rate scheduler does not. An exception in the body ends the attachment on
+        all ranks. Gradients that a rank has accumulated under `no_sync` when it runs out are not averaged. Such a rank
+        takes no part in collectives of the model itself, such as those of SyncBatchNorm.
 
         Args:
-            divide_by_initial_world_size: divide by the number of all ranks, so that each batch weighs the same; False:
+            divide_by_initial_world_size: divide by the number of all ranks, so that batches have equal weights; False:
                 divide by the number of ranks that still train. Rules on weights do not accept False.
-            throw_on_early_termination: when a rank has run out of batches, raise a RuntimeError on all ranks as soon as
-                they know it; training may go on after the error.
+            throw_on_early_termination: raise a RuntimeError on all ranks, as soon as they detect that a rank has run
+                out of batches; training may continue after the error.
 
         Raises:
-            ValueError: a rule cannot take part, such as a free-running rule, which needs no join.
-            RuntimeError: the attachment is detached, or inside another `join()`.
+            ValueError: a rule does not support join (a free-running rule needs none), or the group is elastic.
+            RuntimeError: the attachment is detached, or the call is inside another `join()`.
         """
         return joined(self._life, divide_by_initial_world_size, throw_on_early_termination)
 
@@ -107,24 +108,24 @@ class Attachment(Attached):
         self._life.together("merge()", lambda comm: merge_(setup.model, comm, setup.device), meet=True)
 
     def consensus_distance(self) -> float:
-        """Return the distance of the ranks' weights from their mean x̄: sqrt( (1/n) Σ_r ‖x_r − x̄‖² ). Collective."""
+        """Return sqrt( (1/n) Σ_r ‖x_r − x̄‖² ): x_r are the weights of rank r of n, x̄ is their mean. Collective."""
         distance = partial(consensus_distance, list(self._life.setup.names))
         return float(self._life.together("consensus_distance()", distance, meet=True))
 
     def report(self) -> Report:
-        """Return bytes, formats and seconds exposed, by rule and bucket, since the buckets were made. Local; print it.
+        """Return a report of bytes, formats and exposed seconds, by rule and bucket, since buckets were made. Local.
 
-        Waits for nothing: only flights that the device has finished are timed. `report().scalars()` is for loggers.
+        Print it, or pass `scalars()` to a logger. Does not wait: only flights that the device has finished are timed.
         """
         return make_report(self._life)
 
     def compression_error(self) -> tuple[float, ...]:
-        """Return the relative error of compression,  ε = √( Σ ‖x − Q(x)‖² / Σ ‖x‖² ), for each of `rules`. Local.
+        """Return the relative compression error  ε = √( Σ ‖x − Q(x)‖² / Σ ‖x‖² )  of each of `rules`. Local.
 
-        The sums are over all x that this rank compressed in the latest flight of each bucket, with what error feedback
-        added. The first call begins to measure and returns NaN; a rule that compresses nothing returns NaN always.
-        Measuring reads the values once more in each flight, and takes an fp32 copy of them where there is no error
-        feedback. On CUDA, a call synchronises.
+        Q is the compressor. The sums are over all x that this rank compressed in the latest flight of each bucket; x
+        includes the error that error feedback added. The first call starts the measurement and returns NaN. For a rule
+        that compresses nothing, ε is always NaN. The measurement reads the values once more in each flight; without
+        error feedback it also copies them in fp32. On CUDA, a call synchronises.
         """
         return tuple(runner.compression_error() for runner in self._life.runners)
 
@@ -134,14 +135,14 @@ class Attachment(Attached):
     ) -> dict[str, float]:
         """Write the scalars of `report()` to TensorBoard or a similar logger, and return them.
 
-        Local, and waits for nothing. With `consensus` it is collective. Either option synchronises on CUDA.
+        Local, and does not wait. With `consensus` it is collective. On CUDA, `consensus` and `compression` synchronise.
 
         Args:
-            writer: has `add_scalar(name, value, step)`, like torch.utils.tensorboard.SummaryWriter; None: only return
-                the scalars, on ranks that have no writer.
+            writer: has `add_scalar(name, value, step)`, like torch.utils.tensorboard.SummaryWriter; None, on
+                ranks without a writer: only return the scalars.
             step: the step to log; None: the number of steps made.
-            consensus: write `baguakit/consensus_distance` as well.
-            compression: write `baguakit/rule_0/compression_error` as well, for each rule that compresses.
+            consensus: also write `baguakit/consensus_distance`.
+            compression: also write `baguakit/rule_0/compression_error` (and 1, 2, …), for each rule that compresses.
 
         Raises:
             TypeError: the writer has no `add_scalar`.
@@ -176,10 +177,10 @@ class Attachment(Attached):
 
     @checked
     def recut(self, bucket_bytes: Positive | None = None, flows: Positive | None = None) -> None:
-        """Continue with buckets of another size, or over another number of flows, and carry over the state.
+        """Make buckets of another size, or use another number of flows (connections), and carry over the state.
 
-        Collective, between two steps; `bk.tune.autotune` calls it. State that a stage cannot carry over is made anew,
-        and this is logged ("baguakit"). None leaves a setting as it is.
+        Collective. Call it between two steps, as `bk.tune.autotune` does. State that a stage cannot carry over is made
+        anew, and this is logged ("baguakit"). None leaves a setting unchanged.
         """
         engine = self._life
         engine.clock.outside("recut()")
@@ -197,15 +198,15 @@ class Attachment(Attached):
         """Return the engine, whose settings a tuner such as `bk.tune.autotune` changes."""
         return self._life
 
-    # In a group of bk.elastic
+    # Methods for a group of bk.elastic
 
     @property
     def ranks(self) -> int:
-        """Return the number of ranks, which changes in a group of `bk.elastic.join`."""
+        """Return the number of ranks. It may change in a group of `bk.elastic.join`."""
         return self._life.comm.size
 
     def recoverable(self) -> contextlib.AbstractContextManager[None]:
-        """Lose only the step in the body if a rank is lost. A group of `bk.elastic.join` changes when the body ends.
+        """Return a context for one step: if a rank is lost, the other ranks lose only this step, and continue.
 
             while att.step < 10_000:
                 with att.recoverable():
@@ -214,12 +215,12 @@ class Attachment(Attached):
                     optimizer.step()
 
         The body holds one optimizer step. If a rank has died, hangs or has left, the body ends early on all ranks, and
-        the step is lost. The other ranks make a new group and go on from the end of the previous step. Ranks join and
-        leave at the end of a body. The model, the optimizers and this attachment are restored; other changes, such as
-        those of a learning-rate scheduler, are not: derive the learning rate from `step`.
+        the step is lost. The other ranks make a new group and continue from the end of the previous step. Ranks join
+        and leave at the end of a body. The model, the optimizers and this attachment are restored. Other changes, such
+        as those of a learning-rate scheduler, are not restored, so derive the learning rate from `step`.
 
         Raises:
-            ValueError: the group does not change.
+            ValueError: the group is not from `bk.elastic.join`.
             Left: this rank has left, after `leave()` or SIGTERM. `Left` is a `SystemExit`.
         """
         return self._life.comm.membership.elastic("recoverable()").recoverable()  # type: ignore[no-any-return]
@@ -229,11 +230,11 @@ class Attachment(Attached):
         self._life.comm.membership.elastic("leave()").leave()
 
     def on_regroup(self, callback: Callable[[Any], None]) -> None:
-        """Call `callback(change)` whenever the group has changed, before the next step. All ranks register alike.
+        """Call `callback(change)` whenever the group has changed, before the next step. All ranks register the same.
 
         Args:
-            callback: gets a `bk.elastic.Change`. All ranks call it at the same time, so it may be collective. A rank
-                that has joined a running training calls it at once, together with the others.
+            callback: gets a `bk.elastic.Change`. All ranks call it at the same time, so it may be collective. On a rank
+                that has joined a running training, `on_regroup` itself calls it, while the other ranks call theirs.
         """
         self._life.comm.membership.elastic("on_regroup()").on_regroup(callback)
 
@@ -259,11 +260,11 @@ def attach(
 
     Args:
         model: any module; its trainable parameters are on one device. Parameters may be frozen, unfrozen, added and
-            removed during training, if all ranks do the same; a frozen parameter keeps its place and state.
+            removed during training, if all ranks do the same; a frozen parameter stays in its bucket, with its state.
         optimizer: the optimizer, or a sequence of optimizers (a step ends when all have stepped), or None if all rules
             are on gradients.
         algorithms: such as `bk.algorithms.bytegrad()`: rules, or tuples of rules.
-        comm: the group; None means all ranks. With a mesh, `hierarchical` algorithms know the nodes.
+        comm: the group; None: all ranks. The mesh of a `Comm` tells `hierarchical` which ranks share a node.
         bucket_bytes: the approximate size of a bucket. A bucket holds whole parameters, which are sent together.
         broadcast: begin with the weights, buffers and optimizer state of rank 0.
         scaler: the GradScaler in use; stages then get unscaled gradients. Rules on weights need torch's
@@ -274,13 +275,13 @@ def attach(
         An `Attachment`. Use it as a context manager, or call its `detach()`.
 
     Raises:
-        ValueError, TypeError: arguments cannot work together, or ranks attach differently. Raised on every rank.
+        ValueError, TypeError: arguments contradict each other, or differ between ranks. Raised on every rank.
     """
     comm = Comm() if comm is None else comm
     check_comm(comm)
     given = model, optimizer, algorithms, comm, timeout, scaler, broadcast
     make = partial(make_setup, *given, bucket_bytes=bucket_bytes)
-    with torch.inference_mode(False):  # else no step outside of it could write to the buckets
+    with torch.inference_mode(False):  # else steps outside inference mode could not write to buckets
         engine = Engine(make, comm, timeout)
         Hooks(engine)
     return Attachment(engine)

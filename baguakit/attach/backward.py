@@ -21,14 +21,14 @@ from .setup import AttachSetup
 
 log = logging.getLogger("baguakit")
 TRAINABLE = attrgetter("requires_grad")
-OUTSIDE = -1  # the number of autograd's task where there is none
+OUTSIDE = -1  # autograd's task number when no backward runs
 
 
 class Backward:
     """The current backward pass.
 
-    A backward is one task of autograd's engine, identified by its number. If an exception ends a task, autograd
-    discards its callbacks silently. This is noticed when the next backward begins, or when the optimizer steps.
+    A backward is one task of autograd's engine, identified by the task's number. If an exception ends a task, autograd
+    discards the task's callbacks silently. The next backward or step detects the failure.
     """
 
     def __init__(self, life: Life[AttachSetup], landed: Callable[[list[int]], None]) -> None:
@@ -37,22 +37,22 @@ class Backward:
         self.runners: Sequence[GradientRunner] = []  # of the rules on gradients, in order
         self.task: int | None = None  # the number of the current backward, or of one that has failed
         self.mark: Callable[[], Any] = lambda: None  # returns None once autograd has discarded that backward
-        self.next = 0  # the first of `order` that has not been launched
-        self.missing: list[set[Tensor]] = []  # for each of `order`, the parameters whose gradients have not come
-        self.places: dict[Tensor, list[int]] = {}  # for each parameter, its buckets in `order`
-        self.frozen = False  # some parameters of these buckets are frozen
-        self.dropped = False  # the latest backward failed on some rank: no rank steps with it
+        self.next = 0  # the index in `order` of the next bucket to launch
+        self.missing: list[set[Tensor]] = []  # by index in `order`: parameters whose gradients have not arrived
+        self.places: dict[Tensor, list[int]] = {}  # for each parameter, the indices in `order` of its buckets
+        self.frozen = False  # some parameters in the buckets of `order` are frozen
+        self.dropped = False  # the latest backward failed on some rank, so that no rank uses its gradients
         self.divided = False  # some of the optimizers have stepped in this step, and others have not
         self.passes = 0  # backward passes landed since the last step
         self.reached: set[Tensor] = set()  # parameters with a gradient of this backward
         self.touched: set[Tensor] = set()  # parameters with a gradient since the last landing, even under no_sync
         self.leaves = LeafStreams() if life.setup.device.type == "cuda" else None
-        self.arrived: dict[Tensor, None] | None = None  # parameters in the order in which gradients arrive
-        self.first = True  # no backward has ended
+        self.arrived: dict[Tensor, None] | None = None  # parameters in the order in which gradients arrive, if recorded
+        self.first = True  # no backward has ended yet
         self.held: list[tuple[Tensor, Tensor]] = []  # parameters, and their values at the first backward
 
     def take(self, runners: Sequence[GradientRunner]) -> None:
-        """Continue this step with the runners of a new setup."""
+        """Use the runners of a new setup from now on, in the middle of a step, too."""
         for runner, before in zip(runners, self.runners, strict=False):
             runner.flown, runner.factor = before.flown, before.factor
         self.runners, self.names = runners, self.life.setup.names
@@ -60,12 +60,12 @@ class Backward:
         self.acting: list[GradientRunner] = []
         self.delay = 0  # of this backward's gradients: all acting rules have the same delay
         self.scale: Tensor | None = None  # of the loss of this backward
-        self.order: list[tuple[GradientRunner, int]] = []  # the buckets of this backward, in the order of their launch
+        self.order: list[tuple[GradientRunner, int]] = []  # the buckets of this backward, in the order of launch
 
     def gradient_ready(self, p: Tensor, final: bool) -> None:
-        """Launch the buckets that are complete, after a gradient has been accumulated into `p.grad`.
+        """Launch the buckets that have all their gradients, now that one has been accumulated into `p.grad`.
 
-        If not `final`, hooks may still change the gradient, and its buckets are launched at the end of backward.
+        If not `final`, hooks may still change the gradient, so that its buckets are launched at the end of backward.
         """
         if self.leaves is not None:
             self.leaves.note(p)
@@ -87,8 +87,8 @@ class Backward:
             self.launch_next()
 
     def begin(self, task: int) -> None:
-        """Begin a backward, at its first gradient."""
-        if self.task is not None and self.mark() is not None:  # this one runs within that one: reentrant checkpointing
+        """Begin a backward, when its first gradient arrives."""
+        if self.task is not None and self.mark() is not None:  # reentrant checkpointing: a backward within a backward
             self.start_over()
         self._begin(task)
         if torch.is_grad_enabled() and self.order:
@@ -102,7 +102,7 @@ class Backward:
         self.mark = weakref.ref(at_end)
 
     def check_graph(self) -> None:
-        """Warn that gradients of `backward(create_graph=True)` are averaged over ranks, but their graph is not."""
+        """Warn that `backward(create_graph=True)` averages gradients, but not their graph; with a delay, raise."""
         if self.delay:
             raise RuntimeError(
                 f"backward(create_graph=True) brings gradients with a graph, and {self.acting[0].rule!r} lands those "
@@ -117,7 +117,7 @@ class Backward:
 
     @torch.no_grad()
     def average(self, params: Collection[Tensor]) -> None:
-        """Average the gradients of parameters without a backward, as if one had accumulated them."""
+        """Average the gradients of `params` as if a backward had just accumulated them."""
         self._begin(OUTSIDE)
         self.touched.update(params)
         self.reached.update(params)
@@ -142,17 +142,17 @@ class Backward:
                 self.places.setdefault(p, []).append(place)
 
     def prepare(self) -> None:
-        """Determine the buckets that will be launched, and whether their flights decide together."""
+        """Determine the buckets to launch, and whether one joint decision covers the new states of all flights."""
         setup = self.life.runtime.setup
         self.next, self.scale = 0, None if setup.scaler is None else setup.loss_scale()
         acting = [runner for runner in self.runners if runner.rule.acts(self.clock.step)]
         if acting != self.acting:
-            self.decisions.settle()  # those after it may be on another lane
+            self.decisions.settle()  # later decisions may be on another lane
             for runner in self.acting:
                 if runner not in acting:
                     runner.drop()
         self.acting, self.delay = acting, acting[0].rule.delay if acting else 0
-        if self.divided and self.delay and self.scale is None:  # a scaler may have let one skip its step
+        if self.divided and self.delay and self.scale is None:  # with a scaler, an optimizer may have skipped
             self.task = None
             raise RuntimeError(
                 f"{acting[0].rule!r} lands gradients of an earlier backward, and the optimizers of a step have a "
@@ -165,13 +165,13 @@ class Backward:
             self.decisions.joint = None
 
     def hold_states(self) -> None:
-        """Delay updates of states until all flights have ended and all ranks know which gradients exist."""
+        """Delay updates of states until all flights have ended and all ranks know which gradients exist on any rank."""
         states = [state for runner in self.acting for state in runner.states if state]
         remember = any(True for state in states for _ in tensors_of(state))
         self.decisions.joint = (self.decisions.joint or Joint()) if remember else None
 
     def announce(self) -> None:
-        """Announce a backward to the ranks that have run out of batches. An error is raised on all ranks."""
+        """In `join()`, announce a backward to the ranks that have run out of batches. All ranks raise any error."""
         try:
             self.clock.announce(Turn.BACKWARD)
         except BaseException:
@@ -191,7 +191,7 @@ class Backward:
                 raise within_backward(f"{self.names[gone[0]]} has lost its gradient")
         self.next += 1
         if len(self.order) == 1 and not whole:
-            self.hold_states()  # of what has no gradient
+            self.hold_states()  # a state must not change if its gradient is missing
         if self.leaves is not None:
             self.leaves.follow(params, None if self.delay else runner.channel.lane)
         runner.launch_bucket(i, self.clock.step, self.touched, self.scale, self.decisions.joint, whole)
@@ -225,7 +225,7 @@ class Backward:
         self.landed(landed)
 
     def drop_gradients(self) -> None:
-        """Drop all gradients: a backward has failed on some rank, and no rank steps with it."""
+        """Set all gradients to None, because a backward has failed on some rank and no rank may step with its own."""
         for p in self.names:
             p.grad = None
 
@@ -233,8 +233,8 @@ class Backward:
     def end_failed(self) -> bool:
         """End a backward that has failed on this rank, and make the other ranks, which wait for it, drop the step.
 
-        Return True if they do; False if no backward has failed, or no other rank waits. Raise a PeerError if they
-        cannot drop the step, because they may have stepped already.
+        Return True if the other ranks drop the step; False if no backward has failed, or no other rank waits for it.
+        Raise a PeerError if the other ranks cannot drop the step, for example because they may have stepped already.
         """
         if self.task is None:
             return False
@@ -255,14 +255,14 @@ class Backward:
         return True
 
     def launch_filled(self, failed: bool) -> bool:
-        """Launch the remaining buckets with NaN if the backward has `failed` here, else with zeros. Wait for all."""
+        """Launch the remaining buckets with zeros, or with NaN if `failed`. Return the result of `Life.land`."""
         for runner, i in self.order[self.next :]:
             self.next += 1
             runner.launch_filled(i, self.clock.step, self.decisions.joint, failed)
         return self.life.land(self.acting)
 
     def shadow(self) -> None:
-        """Launch zeros while other ranks do a backward. Nothing lands."""
+        """On a rank without batches, launch zeros while other ranks run a backward. No gradient of this rank is set."""
         self.prepare()
         self.hold_states()
         failed = self.launch_filled(failed=False)
@@ -270,21 +270,21 @@ class Backward:
             runner.flown = runner.flown or not failed
 
     def drop_failed(self) -> None:
-        """Drop the gradients here, and the step on all ranks, if a backward failed here and its error was caught."""
+        """If a backward failed on this rank and the error was caught, drop its gradients, and the step on all ranks."""
         if self.end_failed():
             self.dropped = True
             self.drop_gradients()
 
     def start_over(self) -> None:
-        """Forget the launches of this backward."""
+        """Wait for the launched buckets of this backward, and discard their results."""
         self.task = None
         for runner in self.acting:
             runner.start_over()
-        self.decisions.settle()  # of earlier backward passes, whose values stay
+        self.decisions.settle()  # decisions on earlier backward passes, which stay valid
         self.decisions.forget()
 
     def why_not_dropped(self) -> str:
-        """Return the reason why the other ranks cannot drop a step, or ""."""
+        """Return the reason why the other ranks cannot drop a step; "" if they can."""
         if self.delay:
             return "they step with delayed gradients; let the exception end this rank, and resume from a checkpoint"
         if self.next == len(self.order):
@@ -299,8 +299,8 @@ class Backward:
     def check_another_pass(self, p: Tensor) -> None:
         """Raise a RuntimeError if this backward, the second or later of a step, cannot be averaged after the first.
 
-        Some rules replace the gradient, for example by an earlier one. With them, `.grad` must be dropped before
-        gradients are added again.
+        Some rules replace the gradient, for example by the gradient of an earlier backward. A second backward must not
+        add to such a gradient, so the user must drop it first.
         """
         for runner, i in (self.order[place] for place in self.places.get(p, ())):
             replaces = runner.flown and (runner.rule.delay or not runner.rule.stage.averages)
@@ -313,7 +313,7 @@ class Backward:
                 )
 
     def step_ended(self) -> None:
-        """Begin the next step: the optimizer has stepped."""
+        """Prepare for the next step, after the optimizers have stepped."""
         self.passes, self.divided = 0, False
         for runner in self.runners:
             runner.step_ended()
@@ -322,25 +322,25 @@ class Backward:
 def hooked(p: Tensor, engine: Any) -> Any:
     """Hook a parameter for `engine.backward`. The hook runs after all other hooks, which may change the gradient.
 
-    Users may register hooks at any time. If another hook is found behind this one, its bucket is launched at the end of
-    this backward; in the next backward this hook is the last again.
+    Users may register hooks at any time. If a hook has been registered after this hook, the bucket of the parameter is
+    launched at the end of this backward; in the next backward this hook is the last again. Returns its handle.
     """
 
     def accumulated(p: Any) -> None:
         hooks = p._post_accumulate_grad_hooks
         behind = next(reversed(hooks)) == handle.id
         if not behind:
-            hooks[handle.id] = hooks.pop(handle.id)  # torch calls them in the order of insertion
+            hooks[handle.id] = hooks.pop(handle.id)  # torch calls hooks in the order of insertion
         engine.backward.gradient_ready(p, behind)
 
-    trains = p.requires_grad  # else it has been taken in frozen, with a loaded state, and torch hooks none
+    trains = p.requires_grad  # False for a frozen parameter of a loaded state, which torch would not hook
     handle: Any = p.requires_grad_().register_post_accumulate_grad_hook(accumulated)
     p.requires_grad_(trains)
     return handle
 
 
 def check_unconverted(runners: Iterable[RuleRunner], names: dict[Tensor, str]) -> None:
-    """Raise a RuntimeError if a parameter of `runners` has been converted since its bucket was made."""
+    """Raise a RuntimeError if the dtype or device of a parameter of `runners` is no longer that of its bucket."""
     for bucket in [bucket for runner in runners for bucket in runner.buckets]:
         for p, view in zip(bucket.params, bucket.views, strict=True):
             if p.dtype is not view.dtype or p.device != view.device:

@@ -1,4 +1,4 @@
-"""Take the model from one rank or from the exact mean of all ranks, and measure the distance from that mean."""
+"""Overwrite the model with the values of one rank or the mean of all ranks, and measure how far ranks differ."""
 
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -24,9 +24,9 @@ def take_from(source: int, setup: AttachSetup, comm: Comm) -> None:
 
 
 def broadcast_optimizers(optimizers: Iterable[Optimizer], comm: Comm, device: torch.device, source: int = 0) -> None:
-    """Overwrite the state of every optimizer, tensors and options, with that of rank `source`. Collective.
+    """Overwrite the state of every optimizer (tensors and options) with the state of rank `source`. Collective.
 
-    The state is not overwritten if it is divided over the ranks.
+    An optimizer is skipped if its state is divided over the ranks.
     """
     for optimizer in optimizers:
         if is_divided(optimizer):
@@ -53,7 +53,7 @@ def broadcast_optimizers(optimizers: Iterable[Optimizer], comm: Comm, device: to
 
 
 def _emptied(x: Any, tensors: list[Tensor]) -> Any:
-    """Append `x` to `tensors`, or the tensors that it consists of (a quantized state); return it without values."""
+    """Append `x` (if it is quantized, the tensors that it consists of) to `tensors`; return `x` without its values."""
     if not is_sharded(x) and is_traceable_wrapper_subclass(x):
         return transform_subclass(x, lambda _, part: _emptied(part, tensors))
     tensors.append(x.detach())
@@ -61,7 +61,7 @@ def _emptied(x: Any, tensors: list[Tensor]) -> Any:
 
 
 def _filled(x: Any, tensors: Iterator[Tensor]) -> Any:
-    """Return `x` with its values, the next of `tensors`."""
+    """Return `x`, a result of `_emptied`, with its values again: the next of `tensors`."""
     if is_traceable_wrapper_subclass(x):
         return transform_subclass(x, lambda _, part: _filled(part, tensors))
     return next(tensors)
@@ -91,7 +91,7 @@ def merge_(model: nn.Module, comm: Comm, device: torch.device) -> None:
 
 @torch.no_grad()
 def consensus_distance(params: Iterable[Tensor], comm: Comm) -> float:
-    """Return sqrt( (1/n) Σ_r ‖x_r − x̄‖² ), summed in fp64. In a sharded model, x_r are this rank's shards."""
+    """Return `Attachment.consensus_distance` of `params`, summed in fp64; of sharded ones, that of the local shards."""
     if comm.size == 1:
         return 0.0
     squares: Any = 0.0

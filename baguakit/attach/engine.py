@@ -1,6 +1,6 @@
-"""The engine of an attachment: its runners, made from its setup, and made anew when the setup changes.
+"""The engine of an attachment makes a runner for each rule, and new runners when the setup changes.
 
-At the boundaries of optimizer steps it launches and lands flights of weights. A step begins before the first
+At the start and at the end of a step, it launches and lands flights of weights. A step begins before the first
 optimizer steps, and ends after the last optimizer has stepped.
 """
 
@@ -35,21 +35,21 @@ from .broadcast import take_from
 from .landings import Landings, OtherOptimizers
 from .setup import AttachSetup, better_order, check_others
 
-MANY = 32  # backward passes without a step: more than a GradScaler skips when it sets out
+MANY = 32  # backward passes without a step before a warning; a GradScaler at its start skips fewer
 _engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
 
 class Engine(Life[AttachSetup]):
-    """The life of an attachment.
+    """The `Life` of an attachment.
 
-    `make(ever)` makes the setup of the parameters that are trainable or in `ever`. `bucket_bytes=` sets another size of
-    buckets, and `order=` another order.
+    `make(ever)` makes the setup for the parameters that are trainable or in `ever`. Its options `bucket_bytes=` and
+    `order=` set another size and another order of buckets.
     """
 
     def __init__(self, make: Callable[..., AttachSetup], comm: Comm, timeout: Any) -> None:
         super().__init__("attach", make, comm, timeout)
-        self.tuned: dict[str, int] | None = None  # the result of tuning, if it has ended: part of the state
-        self.ever: Collection[Tensor] = ()  # were trainable here once: they keep place and state while frozen
+        self.tuned: dict[str, int] | None = None  # the result of tuning, if it has ended; saved with the state
+        self.ever: Collection[Tensor] = ()  # have been trainable: frozen ones keep their bucket and state
         self.listeners: list[Callable[[], None]] = []  # called after each step
         self.rebuilt: Callable[[], None] = lambda: None  # called when new buckets have been made
         comm.membership.start(self)
@@ -77,11 +77,11 @@ class Engine(Life[AttachSetup]):
 
     @property
     def setting(self) -> tuple[int, int]:
-        """Return the present size of buckets in bytes and number of flows; `recut` changes them."""
+        """Return (the bytes of a bucket, the number of flows), as `recut` has set them last."""
         return self.setup.bucket_bytes, self.flows
 
     def take_from_rank_0(self) -> None:
-        """Overwrite weights, buffers and optimizer state with rank 0's, if `broadcast` asked for it. Collective."""
+        """If `broadcast` is set, overwrite weights, buffers and optimizer state with those of rank 0. Collective."""
         if self.setup.broadcast:
             self.together("broadcast", lambda comm: take_from(0, self.setup, comm))
 
@@ -91,7 +91,7 @@ class Engine(Life[AttachSetup]):
         return self.runtime.channels[0].comm.flows
 
     def make_setup(self, make: Callable[..., AttachSetup] | None = None) -> AttachSetup:
-        """Make the setup of this rank, and check that it fits the setups of other attachments."""
+        """Return the setup of this rank. Raise a ValueError if it conflicts with another attachment of this process."""
         setup = (make or self.make)(self.ever)
         check_others(setup, [each.setup for each in _engines if each is not self and not each.runtime.over])
         return setup
@@ -130,7 +130,7 @@ class Engine(Life[AttachSetup]):
         self.rebuilt()
 
     def recut(self, bucket_bytes: int, flows: int) -> None:
-        """Continue with buckets of another size and over other flows. Collective, unless nothing changes."""
+        """Make buckets of `bucket_bytes`, and use `flows` connections. Collective, unless both are unchanged."""
         flows = flows if self.runtime.comm.size > 1 else self.flows
         if (bucket_bytes, flows) == self.setting:
             return
@@ -141,16 +141,16 @@ class Engine(Life[AttachSetup]):
     def _may_reorder(self) -> bool:
         """Return whether all ranks can make new buckets of gradients after the first step without losing state."""
         if self.free_runners or self.runtime.comm.size == 1 or self.comm.membership.changes:
-            return False  # ranks are at different steps, there is one, or one that joins has other buckets
+            return False  # ranks are at different steps; or there is one rank; or a new rank would have other buckets
         runners = self.backward.runners
         kept = (remembered(runner.rule.stage, state) for runner in runners for state in runner.states)
         own = any(carry is None for each in kept for _, _, carry in each)
         return not own and any(len(runner.buckets) > 1 for runner in runners)
 
     def follow_gradients(self) -> None:
-        """Make new buckets in the order in which rank 0's gradients came in the first step, if launches come earlier.
+        """Order buckets as rank 0's gradients arrived in the first step, if that launches them earlier. Collective.
 
-        DDP does the same. Buckets are launched in order, so a late gradient in the first bucket delays all. Collective.
+        DDP does so, too. Buckets are launched in order, so a late gradient in the first bucket delays all buckets.
         """
         arrived, self.backward.arrived = self.backward.arrived or (), None
         cuts = [[bucket.params for bucket in runner.buckets] for runner in self.backward.runners]
@@ -160,10 +160,10 @@ class Engine(Life[AttachSetup]):
             self._rebuild(partial(self.make, order=order), "the order of gradients")
 
     def follow_parameters(self) -> None:
-        """Make new buckets if parameters have become trainable, been added or removed, on all ranks.
+        """Make new buckets if parameters have become trainable, been added or been removed. All ranks do so together.
 
-        A frozen parameter stays in its bucket. A parameter that was never trainable here starts with rank 0's values,
-        and a gradient that it already has is averaged exactly.
+        A parameter that is frozen later stays in its bucket. With `broadcast`, a new parameter starts with rank 0's
+        values. A gradient that it already has is averaged without compression.
         """
         known, ids, params = self.runtime.setup.names, self._ids, self.runtime.setup.model.parameters()
         held = [p for p in params if p.requires_grad or id(p) in ids or p.grad is not None]  # frozen after a backward
@@ -179,7 +179,7 @@ class Engine(Life[AttachSetup]):
                 each.fresh.update(map(id, late))
 
     def gradients_landed(self, params: Collection[int]) -> None:
-        """Continue after a backward that has landed the gradients of `params`, given by id."""
+        """Record that a backward has landed the gradients of `params` (ids). Without an optimizer, end the step."""
         if self.backward.dropped:
             return
         for each in self.landings.values():
@@ -198,7 +198,7 @@ class Engine(Life[AttachSetup]):
     ) -> None:
         """Agree on a new setup, make its buckets and groups, and carry over the state. Collective.
 
-        With `begin`, new parameters start with rank 0's values; without, they have been loaded.
+        With `begin` (and `broadcast`), new parameters start with rank 0's values. Otherwise they keep their values.
         """
         known = self.setup.names
         setup = agree(self.runtime.monitor, lambda: self.make_setup(make), label)  # nothing has changed if this raises
@@ -209,10 +209,10 @@ class Engine(Life[AttachSetup]):
             self.runtime.use_flows(flows)
         self.make, self.runtime.setup = make, setup
         new = [p for p in setup.names if p not in known]
-        if new and begin and setup.broadcast:  # before rules remember it
+        if new and begin and setup.broadcast:  # before the rules copy their values
             self.together("new parameters", lambda comm: broadcast_tensors(new, comm, setup.device))
         self.make_buckets()
-        names = {p: known.get(p, f"new {name}") for p, name in setup.names.items()}  # a removal may have renamed others
+        names = {p: known.get(p, f"new {name}") for p, name in setup.names.items()}  # a removal may rename others
         load_runners(self.runners, names, state["rules"], same_ranks=True, made=True)
         self.begin()
 
@@ -227,10 +227,10 @@ class Engine(Life[AttachSetup]):
 
     @torch.no_grad()
     def begin_step(self, land: bool = True) -> None:
-        """Begin a step, if it has not begun: an optimizer is about to step.
+        """Begin a step, unless it has begun. This is called before each optimizer steps.
 
-        Flights since the last step land now or, without `land`, when the step ends. An optimizer with a closure needs
-        the latter: it computes gradients within its step, and may first move the weights and then restore its own copy.
+        Flights that were launched between the steps land now; if not `land`, they land when this step ends. A step with
+        a closure needs this, because it may move the weights, call the closure, and then restore its old weights.
         """
         if not self.begun:
             self.begun = True
@@ -248,14 +248,14 @@ class Engine(Life[AttachSetup]):
                 runner.land_all()
 
     def _takes_first_step(self, rule: Rule) -> bool:
-        """Return True if this is a rule's first step and it keeps a copy of the weights, which may be outdated."""
+        """Return True if `rule` begins in this step and keeps a copy of weights that may be old and was not loaded."""
         first = rule.begun(self.clock.step) and not rule.begun(self.clock.step - 1)
         known = self.loaded is not None and rule.begun(self.loaded)
         return first and not known and any(each.follows for each in rule.stage.whole())
 
     @torch.no_grad()
     def end_step(self) -> None:
-        """End a step: land the flights that are due, exchange, and launch flights that outlast the step."""
+        """End a step: land the flights that are due, exchange weights, and launch flights that land in later steps."""
         step, self.begun = self.clock.step, False
         if self.on_weights:
             self.clock.announce(Turn.END)
@@ -302,21 +302,21 @@ class Engine(Life[AttachSetup]):
         self.log.clear()
 
     def resume(self, step: int) -> None:
-        """Go on from a step, whose state has been loaded."""
+        """Continue from `step`, after the state of this step has been loaded."""
         self.clock.step = self.loaded = self.since = step
         self.begin()
 
     def load(self, state: dict[str, Any], same_ranks: bool) -> None:
-        """Load the states of the rules into the buckets that all ranks had when they were saved."""
+        """Load the states of the rules. With `same_ranks`, first make the buckets that the saved training had."""
         if same_ranks and "tuned" in state:
             self.tuned = dict(state["tuned"])
             self.recut(**self.tuned)
         if same_ranks and (order := tuple(state.get("order", ()))) != self.setup.order:
             self._rebuild(partial(self.make, order=order), "the order of the loaded state")
-        self.backward.arrived = None  # a resumed training goes on with the buckets of the state
+        self.backward.arrived = None  # a resumed training keeps the buckets of the state
         saved = {name for rule in state["rules"].values() for name in rule["parameters"]}
         params = named(self.setup.model).items()
-        if frozen := [p for p, name in params if name in saved and p not in self.setup.names]:  # and were not then
+        if frozen := [p for p, name in params if name in saved and p not in self.setup.names]:  # frozen now only
             self.ever = {*self.setup.names, *frozen}
             self._rebuild(self.make, "parameters of the loaded state", begin=False)
         load_runners(self.runners, self.setup.names, state["rules"], same_ranks)
@@ -329,7 +329,7 @@ class Engine(Life[AttachSetup]):
                 super().finish()
             except PeerError:
                 if not self.comm.membership.changes:
-                    raise  # else another rank was lost when it had trained to the end
+                    raise  # in an elastic group, the loss of a rank at the end is no error
             others, waiting = self.other_optimizers, [each.optimizer for each in self.landings.values() if each.passes]
             if self.clock.step == 0:  # the rules may have waited for a step that never came
                 if others.found and not any(log.launches for each in self.runners for log in each.ledgers):

@@ -1,4 +1,4 @@
-"""The hooks of an attachment on parameters and optimizers, which drive its engine."""
+"""Hooks on parameters and optimizers drive the engine of an attachment."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +16,7 @@ from .backward import check_unconverted, hooked
 from .engine import Engine
 from .landings import params_of, sample_of
 
-UNSTEPPED = 1000  # backward passes: more than are accumulated for a step
+UNSTEPPED = 1000  # backward passes without a step before a warning; nobody accumulates so many for a step
 
 
 class Hooks:
@@ -32,8 +32,8 @@ class Hooks:
         self._evaluating = False  # a closure is running, or has raised an error
         self._blank = False  # the current step trains nothing
         self._begun: dict[Optimizer, Moment] = {}  # when the current steps began
-        self._copies = dict.fromkeys(engine.setup.optimizers if engine.on_weights else ())  # not yet checked
-        # torch.compile must not trace the hooks of optimizers. A decorator would import the compiler with the package.
+        self._copies = dict.fromkeys(engine.setup.optimizers if engine.on_weights else ())  # to be checked for copies
+        # torch.compile must not trace hooks of optimizers. As a decorator, `disable` would import the compiler at once.
         outside: Any = torch.compiler.disable
         self._of_optimizers: list[Any] = [register_optimizer_step_pre_hook(outside(self.others.steps))]
         engine.unhook.callback(self.remove)
@@ -41,9 +41,9 @@ class Hooks:
             for optimizer in engine.setup.optimizers:
                 before: Any = optimizer.register_step_pre_hook(outside(self._before_step))
                 hooks: Any = optimizer._optimizer_step_pre_hooks
-                hooks.move_to_end(before.id, last=False)  # other hooks must find what has landed
+                hooks.move_to_end(before.id, last=False)  # other hooks must see what has landed
                 self._of_optimizers += [before, optimizer.register_step_post_hook(outside(self._after_step))]
-                # Count backward passes at one parameter, until the optimizer has state: after that no step is blank.
+                # Count backward passes at one parameter until the optimizer has state: later steps are not blank.
                 params = [p for p in params_of(optimizer) if p.requires_grad][-1:]
                 count = partial(self._passed, optimizer)
                 self._watches[optimizer] = [p.register_post_accumulate_grad_hook(count) for p in params]
@@ -51,7 +51,7 @@ class Hooks:
         engine.rebuilt = self.follow
 
     def follow(self) -> None:
-        """Hook the parameters of the engine's buckets of gradients, and no others."""
+        """Hook the parameters in the engine's buckets of gradients, and remove the hooks of all other parameters."""
         buckets = [bucket for runner in self.engine.backward.runners for bucket in runner.buckets]
         views = {p: view for bucket in buckets for p, view in zip(bucket.params, bucket.views, strict=True)}
         for landings in self.engine.landings.values():
@@ -72,7 +72,7 @@ class Hooks:
             hook.remove()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        """Prepare a step. Return its (args, kwargs) if they must change, else None. The optimizer is args[0]."""
+        """Prepare a step. Return new (args, kwargs) for it if it has a closure, else None. args[0] is the optimizer."""
         engine, backward = self.engine, self.engine.backward
         if engine.runtime.monitor.error is not None:
             engine.check()
@@ -84,7 +84,7 @@ class Hooks:
             return None
         if backward.task is not None:
             backward.drop_failed()
-        if self._evaluating:  # what has failed was in the closure: that step is over
+        if self._evaluating:  # the closure of the previous step failed, so that this step is new
             self._evaluating = backward.dropped = engine.begun = False
         if engine.on_weights and not engine.begun:
             check_unconverted(engine.on_weights, engine.runtime.setup.names)
@@ -102,20 +102,20 @@ class Hooks:
         return ((args[0], followed, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": followed})
 
     def _evaluate(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Any:
-        """Call the closure of a step. An optimizer may do so several times in one step."""
+        """Call the closure of a step, and return its result. An optimizer may do so several times in one step."""
         self._evaluating = True
         result = closure()
         self._evaluating = False
         self._check_gradients(optimizer)
-        self.engine.landings[optimizer].stepped()  # with these gradients, and it may evaluate again
+        self.engine.landings[optimizer].stepped()  # these gradients are used now; the closure may be called again
         return result
 
     def _check_gradients(self, optimizer: Optimizer) -> None:
-        """Raise a RuntimeError if an optimizer is about to step with a gradient that was not averaged and should be."""
+        """Raise a RuntimeError if an optimizer is about to step with a gradient that should be averaged and is not."""
         engine, backward = self.engine, self.engine.backward
         for p in engine.landings[optimizer].strange(backward.touched) if backward.runners else ():
             rules = [each.rule for each in engine.acting() if id(p) in each.ids]
-            if rules and p.grad is not None and p.grad.any():  # zeros are those of zero_grad(set_to_none=False)
+            if rules and p.grad is not None and p.grad.any():  # zeros may come from zero_grad(set_to_none=False)
                 raise RuntimeError(
                     f"{type(optimizer).__name__} steps with a gradient of {engine.setup.names[p]} that {rules[0]!r} "
                     "has not averaged: no backward outside att.no_sync() has brought it since the last step; call "
@@ -138,7 +138,7 @@ class Hooks:
             self.others.look_for_copies(optimizer, *sample)
         if dropped:
             engine.begun = False
-        elif not engine.begun:  # a closure has made up for a backward that failed
+        elif not engine.begun:  # a backward failed before the step, but the closure's backward did not
             engine.begin_step()
         engine.stepped.add(optimizer)
         engine.backward.divided = len(engine.stepped) < len(engine.runtime.setup.optimizers)

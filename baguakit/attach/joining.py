@@ -1,15 +1,14 @@
-"""Uneven inputs: a rank that has run out of batches answers the others until all have run out.
+"""Uneven inputs: a rank that has run out of batches launches the same buckets as the others until all have run out.
 
-    at work      announces its next event (a backward of step s, or the start or end of that step), and does it
-    run out      announces that it has run out, reads the announcements of the others, and launches the same buckets
-                 in the same order: with zero gradients, and with its weights unchanged
+A rank *at work* has batches. It announces its next event (a backward, or the start or end of a step) and then runs the
+event. A rank that has *run out* announces this, reads the announcements of the ranks at work, and launches the same
+buckets in the same order: zeros for gradients, and its unchanged weights.
 
-So all ranks launch the same buckets. Announcements are exchanged in a separate flight, before the flights of the event.
-Ranks at work need not wait for it, unless the mean is over the ranks at work.
+Announcements are exchanged in a separate flight, before the flights of the event. A rank at work waits for this flight
+only if its event depends on the announcements, for example if the mean is over the ranks at work only.
 
-If gradients are averaged, all ranks at work have the same weights. Ranks that have run out copy these weights at the
-end, or before a rule on weights averages. In rules on weights, a rank that has run out does not train its weights;
-the mean still divides by the number of all ranks.
+Rules on gradients give all ranks at work the same weights. Ranks that have run out copy these weights at the end, or
+before a rule on weights averages. In a mean of weights, a rank that has run out takes part with its unchanged weights.
 """
 
 import contextlib
@@ -33,15 +32,15 @@ IN_WORDS = "nothing", "a backward pass", "the start of a step", "the end of a st
 
 
 class RanOut(RuntimeError):
-    """A rank has run out of batches. All ranks raise this between two launches."""
+    """A rank has run out of batches. With `throw`, all ranks raise this error, between two launches."""
 
 
 class Announcement(NamedTuple):
     """The announcement of one rank."""
 
-    event: int  # its next
+    event: int  # the next `Turn` of the rank, or NOTHING
     step: int  # the optimizer steps that it has made
-    answered: int  # it has answered others, so that its weights may be old
+    answered: int  # whether it has launched without batches, so that its weights may be old
 
 
 @contextlib.contextmanager
@@ -61,7 +60,7 @@ def joined(engine: Engine, by_all: bool, throw: bool) -> Iterator[None]:
     clock.joined, clock.tell = call, joining.announce
     try:
         yield
-        if not engine.runtime.over and engine.backward.end_failed():  # the last batch was skipped
+        if not engine.runtime.over and engine.backward.end_failed():  # the last batch failed
             engine.backward.drop_gradients()
         clock.tell = None
         if not engine.runtime.over:
@@ -78,17 +77,17 @@ def joined(engine: Engine, by_all: bool, throw: bool) -> Iterator[None]:
 class Joining:
     """One `join()` on this rank.
 
-    `by_all`: divide gradients by the number of all ranks, else of the ranks at work. `throw`: raise when one runs out.
+    Divide gradients by the number of all ranks if `by_all`, else by that of ranks at work. If `throw`, raise `RanOut`.
     """
 
     def __init__(self, engine: Engine, by_all: bool, throw: bool) -> None:
         self.engine, self.by_all, self.throw, self.answered = engine, by_all, throw, False
-        self.unread: deque[Collective] = deque()  # exchanges that need not be waited for
+        self.unread: deque[Collective] = deque()  # exchanges of announcements, not yet read by this rank
 
-    # At work
+    # On a rank at work
 
     def announce(self, event: int) -> None:
-        """Announce the next event of this rank. Wait for the announcements of the others only if they are needed."""
+        """Announce the next event of this rank. Wait for announcements of other ranks only if the event needs them."""
         self._exchange(event)
         backward, step = self.engine.backward, self.engine.clock.step
         again, switches = event == Turn.BACKWARD and backward.passes > 0, event == Turn.END and self._weights_part(step)
@@ -113,7 +112,7 @@ class Joining:
             self._take_from(at_work[0])
 
     def _weights_part(self, step: int) -> bool:
-        """Return True if averages of weights may follow step `step`, and only gradients were averaged in it."""
+        """Return True if gradients are averaged in `step`, and then weights are averaged or gradients no longer are."""
         runners = self.engine.on_weights
         exchanged = any(each.exchanges(step + (each.rule.window == "between_steps")) for each in runners)
         return self._shared(step) and (exchanged or not self._shared(step + 1))
@@ -121,13 +120,13 @@ class Joining:
     def _shared(self, step: int) -> bool:
         return any(rule.what == "grad" and rule.acts(step) for rule in self.engine.setup.rules)
 
-    # Run out
+    # On a rank that has run out
 
     @torch.no_grad()
     def answer(self) -> None:
-        """Repeat the launches of the others until all have run out.
+        """Launch the same buckets as the ranks at work, until all ranks have run out.
 
-        If all ranks should have the same weights, take them from a rank that trained to the end.
+        If gradients were averaged in the last step, then copy the weights of a rank that trained to the end.
         """
         while True:
             self._exchange(NOTHING)
@@ -144,7 +143,7 @@ class Joining:
                 continue
             if event == Turn.END and self._weights_part(last):
                 self._take_from(at_work[0])
-            self.engine.begin_step()  # what flew between the steps lands
+            self.engine.begin_step()  # this lands the flights between the steps
             if event == Turn.END:
                 self.engine.end_step()
         for runner in self.engine.backward.runners:
@@ -153,7 +152,7 @@ class Joining:
         if len(trained) < len(announcements) and self._shared(last - 1):
             self._take_from(trained[0])
 
-    # Both
+    # On all ranks
 
     def _exchange(self, event: int) -> None:
         engine, mine = self.engine, [event, self.engine.clock.step, self.answered]
@@ -164,7 +163,7 @@ class Joining:
         self.unread.append(engine.runtime.channels[0].begin("join(), what comes", exchanged))
 
     def _read_all(self) -> tuple[list[Announcement], list[int]]:
-        """Return the latest announcements, by rank, and the ranks at work."""
+        """Wait for all announcements. Return the latest of each rank, by rank, and the list of ranks at work."""
         monitor = self.engine.runtime.monitor
         announced = [self._parsed(monitor.wait_for(self.unread.popleft())) for _ in range(len(self.unread))][-1]
         at_work = [rank for rank, each in enumerate(announced) if each.event != NOTHING]
@@ -174,7 +173,7 @@ class Joining:
         return announced, at_work
 
     def _parsed(self, table: Tensor) -> list[Announcement]:
-        """Return the announcements; raise a PeerError on all ranks if ranks at work announced different events."""
+        """Return the announcements in `table`, by rank; raise a PeerError if ranks at work announced two events."""
         announced = [Announcement(*row) for row in table.tolist()]
         known = Counter(each[:2] for each in announced if each.event != NOTHING).most_common()
         if len(known) > 1:

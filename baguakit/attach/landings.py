@@ -1,4 +1,4 @@
-"""Gradients that have landed. With other gradients an optimizer would train each rank alone."""
+"""Check that optimizers step only with gradients that have landed: with others, each rank would train alone."""
 
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -18,23 +18,23 @@ GRAD, VERSION = attrgetter("grad"), attrgetter("_version")
 
 
 class Landings:
-    """The gradients with which an optimizer may step: they have landed since its last step.
+    """The gradients with which an optimizer may step, because they have landed since its last step.
 
-    It may also use the gradients of its last step again, if they are the same tensors with unchanged version counters.
-    Each gradient has a separate counter, even in a bucket.
+    The optimizer may also use the gradients of its last step again, if they are the same tensors with unchanged version
+    counters. Each gradient has a separate counter, even in a bucket.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        self.fresh: set[int] = set()  # the parameters, by id, whose gradients have landed since its last step
-        self.passes = 0  # backward passes since then, counted at one parameter
-        # Of its last step: the ids of the parameters, their gradients, and the versions of the gradients.
+        self.fresh: set[int] = set()  # ids of parameters whose gradients have landed since the last step
+        self.passes = 0  # backward passes since the last step, counted at one parameter
+        # The last step used these: ids of parameters, the gradients of these parameters, and versions of the gradients.
         self.used: tuple[Sequence[int], Sequence[Any], Sequence[int]] = (), (), ()
-        # Its parameters that are in buckets of gradients, their ids, and their views of the buckets.
+        # Parameters that are in buckets of gradients, the ids of these parameters, and the views for their gradients.
         self.places: tuple[list[Tensor], list[int], list[Tensor]] = [], [], []
 
     def follow(self, views: dict[Tensor, Tensor]) -> None:
-        """Record the views of the buckets in which the gradients of parameters lie."""
+        """Record, for each parameter, the view of a bucket in which its gradient lies."""
         here = [p for p in params_of(self.optimizer) if p in views]
         self.places = here, [*map(id, here)], [views[p] for p in here]
 
@@ -43,17 +43,17 @@ class Landings:
         self.passes = 0
         self.fresh.clear()
         params, ids, views = self.places
-        if params and params[0].grad is views[0]:  # so they all are, but where the user has replaced some
+        if params and params[0].grad is views[0]:  # then all are views, unless the user has replaced some
             self.used = ids, views, list(map(VERSION, views))
         elif params:
             params = params_of(self.optimizer)
-            kept = [None if p.grad is None else TensorWeakRef(p.grad) for p in params]  # the user's may be freed
+            kept = [None if p.grad is None else TensorWeakRef(p.grad) for p in params]  # weak: users may free them
             self.used = [*map(id, params)], kept, [-1 if p.grad is None else version(p.grad) for p in params]
 
     def strange(self, accumulated: Collection[Tensor] = ()) -> Iterator[Tensor]:
-        """Yield parameters whose gradients have not landed and were not used by the last step.
+        """Yield parameters whose gradients have not landed since the last step, and were not used by that step.
 
-        To the gradients of parameters in `accumulated`, this rank has added its own since they landed.
+        This rank has accumulated into the gradients of parameters in `accumulated`, which therefore have not landed.
         """
         params = params_of(self.optimizer)
         if not accumulated and self.fresh.issuperset(map(id, params)):
@@ -70,10 +70,10 @@ class Landings:
                 yield p
 
     def is_blank(self) -> bool:
-        """Return True if a step would train nothing: torch.distributed.checkpoint makes one to get optimizer state.
+        """Return True if a step would train nothing: the optimizer has no state, and gradients and rates are all 0.
 
-        Called if no backward came since the last step. Then the optimizer has no state, and all gradients and learning
-        rates are 0. `passes` counts at one parameter: if a backward has not reached it, it has no gradient.
+        torch.distributed.checkpoint makes such a step to create state. Call this only if `passes` is 0. A backward that
+        did not reach the parameter at which `passes` is counted leaves it without a gradient, and gives False.
         """
         if self.optimizer.state:
             return False
@@ -85,7 +85,7 @@ class Landings:
 
 
 def version(grad: Tensor) -> int:
-    """Return the version of a gradient; -1 of one made in inference mode, which has none."""
+    """Return the version of a gradient; −1 if it was made in inference mode, and therefore has no version."""
     return -1 if grad.is_inference() else grad._version
 
 
@@ -94,10 +94,10 @@ def params_of(optimizer: Optimizer) -> list[Tensor]:
 
 
 class LeafStreams:
-    """The CUDA streams of the forward passes, on which gradients that have not landed yet were accumulated.
+    """The CUDA streams on which gradients were accumulated that have not landed yet.
 
-    Autograd makes the stream that called backward wait for all these streams, but only at the end of backward. A bucket
-    is launched earlier, and its gradients may be freed later.
+    Only at the end of backward does autograd make the current stream wait for these streams. A bucket is launched
+    earlier, so its lane must wait for them, too. The memory of the gradients must be kept until the lane has read it.
     """
 
     def __init__(self) -> None:
@@ -108,9 +108,9 @@ class LeafStreams:
             self.params.setdefault(stream, set()).add(p)
 
     def follow(self, params: Iterable[Tensor], lane: Lane | None) -> None:
-        """Make a lane wait for the gradients of these parameters.
+        """Make `lane` wait until the gradients of these parameters have been accumulated.
 
-        None: make the current stream wait, and keep the memory of the gradients until it has waited.
+        If `lane` is None, the current stream waits; the memory of the gradients is kept until that stream has read it.
         """
         wanted = set(params)
         streams = {stream: made & wanted for stream, made in self.params.items() if made & wanted}
@@ -125,7 +125,7 @@ class LeafStreams:
                     p.grad.record_stream(here)
 
     def landed(self, lanes: Collection[Lane]) -> None:
-        """Keep the memory of the gradients until the lanes have read it, and forget the gradients.
+        """Forget the streams. Keep the memory of the gradients until the lanes have read it.
 
         The current stream has waited for the lanes. Other streams have not, and could otherwise reuse that memory as
         soon as the host frees a gradient.
@@ -144,12 +144,12 @@ class OtherOptimizers:
 
     def __init__(self, model: nn.Module, attached: Sequence[Optimizer]) -> None:
         self.model, self.attached = model, attached
-        self.ours = False  # an attached optimizer steps: one that steps within it is a part of it
-        self.found = ""  # the class of another optimizer
+        self.ours = False  # an attached optimizer is in a step: optimizers that step within this step are parts of it
+        self.found = ""  # the class name of an optimizer that steps the model and is not attached
         self._warned = False
 
     def steps(self, optimizer: Optimizer, *_: Any) -> None:
-        """Check any optimizer that is about to step. Raise a RuntimeError if it trains the model within a backward."""
+        """Warn if an optimizer that is not attached is about to step the model. Raise an error within a backward."""
         ours = optimizer in self.attached
         within = torch._C._current_graph_task_id() != -1 and (ours or not self.attached)
         stranger = not (self.found or self.ours or ours) and self.attached
@@ -173,7 +173,7 @@ class OtherOptimizers:
         )
 
     def look_for_copies(self, optimizer: Optimizer, p: Tensor, before: Tensor) -> None:
-        """Warn if an optimizer keeps a copy of the weights and may step from that. `before`: `p` before the step."""
+        """Warn if an optimizer keeps a copy of `p`, from which it may step. `before` is `p` before the latest step."""
         held = {key: each for key, each in optimizer.state.get(p, {}).items() if isinstance(each, Tensor)}
         for key, copy in ((key, local(each).to(before.dtype)) for key, each in held.items() if each.shape == p.shape):
             if torch.equal(copy, before) or torch.equal(copy, local(p)):
@@ -191,13 +191,13 @@ class OtherOptimizers:
 
 
 def sample_of(optimizer: Optimizer) -> tuple[Tensor, Tensor] | None:
-    """Return a parameter that an optimizer is about to step, and a copy of it; None if all parameters are zero."""
+    """Return one parameter that an optimizer is about to step, and a copy of its values; None if all are zero."""
     chosen = (p for p in params_of(optimizer) if p.requires_grad and local(p).any())
     return None if (p := next(chosen, None)) is None else (p, local(p).clone())
 
 
 def within_backward(what: str) -> RuntimeError:
-    """Return the error of a step that does not wait for the gradients of all ranks."""
+    """Return a RuntimeError which says that `what` happens before the gradients of all ranks have landed."""
     return RuntimeError(
         f"{what} within a backward, before the gradients of all ranks have landed; step when backward has returned"
     )

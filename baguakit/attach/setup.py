@@ -1,16 +1,16 @@
 """The setup of an attachment, its conflicts with other users of the model, and the order of its buckets.
 
-In sharded models (FSDP2) rules on weights act on a rank's shard of every parameter. Ranks that hold the same shard
-average with each other: they are along one dimension of a mesh, and FSDP shards over another.
+In sharded models (FSDP2), rules on weights act on this rank's shards of the parameters. Ranks that hold the same shards
+average them. Such ranks lie along one dimension of a mesh, and FSDP shards along another dimension.
 
-`better_order` compares two orders of buckets: the order in which parameters are registered, and the order in which the
-gradients of a first backward come. Buckets are launched in order, each once it is complete. Let a_p be the share of all
-gradient bytes that have come when the gradient of p comes. Bucket i is launched at t_i = max a_p over the parameters p
-of the buckets up to i, and
+`better_order` compares two orders of buckets: the reverse of the order in which parameters are registered, and the
+order in which gradients arrive in a first backward. Buckets are launched in order, each when it has all gradients. Let
+a_p be the share of all gradient bytes that have arrived when the gradient of parameter p arrives. Bucket i has bytes_i
+bytes, and is launched at the time t_i, the largest a_p in the buckets up to i. The mean time of launch is
 
-    T = Σ_i bytes_i t_i / Σ_i bytes_i
+    T = Σ_i bytes_i t_i / Σ_i bytes_i.
 
-is the mean time of launch. If modules are registered in the order in which they run, T ≈ ½; if in the reverse, T ≈ 1.
+If modules are registered in the order in which they run, T ≈ ½; if they are registered in the reverse order, T ≈ 1.
 """
 
 import sys
@@ -41,7 +41,7 @@ class AttachSetup(Setup):
     optimizers: tuple[Optimizer, ...]
     buckets_of_rules: tuple[tuple[tuple[Tensor, ...], ...], ...]  # the parameters of each bucket of each rule
     bucket_bytes: int
-    order: tuple[str, ...]  # the names of parameters in the order of their gradients, if buckets follow that
+    order: tuple[str, ...]  # names of parameters in the order of their gradients; (): the default order
     broadcast: bool  # begin with the model and optimizers of rank 0
 
 
@@ -57,10 +57,10 @@ def make_setup(
     bucket_bytes: Any,
     order: Sequence[str] = (),
 ) -> AttachSetup:
-    """Check everything that one rank can check alone, and divide the parameters into buckets.
+    """Return the setup of this rank: check what one rank can check alone, and divide parameters into buckets.
 
-    Parameters in `ever` take part although they may be frozen now. `order` is the names of parameters in the order of
-    their gradients; (): the reverse of the model's order.
+    Parameters in `ever` take part even if they are frozen now. `order` has the names of parameters in the order of
+    launch; with (), this order is the reverse of the model's order.
     """
     truth("broadcast", broadcast)
     instance("model", model, nn.Module, "an nn.Module")
@@ -97,7 +97,7 @@ def make_setup(
     buckets_of_rules = []
     for rule, params in zip(rules, params_of_rules, strict=True):
         ordered = in_order(params, names, order) if rule.what == "grad" else params
-        # If the rule keeps state, each optimizer has separate buckets: its state must not depend on the others.
+        # If the rule keeps state, each optimizer has separate buckets, so that no state depends on two optimizers.
         apart = len(optimizers) > 1 and rule.what == "grad" and rule.stage.remembers()
         buckets_of_rules.append(tuple(map(tuple, split(ordered, bucket_bytes, steppers if apart else {}))))
     lines = [f"bucket_bytes={bucket_bytes}", f"optimizers={len(optimizers)}"]
@@ -116,7 +116,7 @@ def make_setup(
 
 
 def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:
-    """Return the optimizers that the user gave (one, several, or None); raise if one is not usable."""
+    """Return the optimizers that the user gave (one, several, or None). Raise an error if one is not usable."""
     wanted = "a torch.optim.Optimizer, a sequence of them, or None"
     if optimizer is None:
         return ()
@@ -140,7 +140,7 @@ def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:
 
 
 def one_device(names: dict[Tensor, str]) -> torch.device:
-    """Return the device of all trainable parameters; raise if there are several, or one cannot be averaged."""
+    """Return the device of all parameters. Raise an error if there are two devices, or a parameter is unsuitable."""
     first = next(iter(names))
     for p, name in names.items():
         if isinstance(p, nn.parameter.UninitializedParameter):
@@ -161,7 +161,7 @@ def one_device(names: dict[Tensor, str]) -> torch.device:
 def check_rules(
     rules: Sequence[Rule], params: Sequence[list[Tensor]], names: dict[Tensor, str], optimizers: Sequence[Optimizer]
 ) -> None:
-    """Raise a ValueError if two rules contradict each other, or a rule on weights has no optimizer."""
+    """Raise a ValueError if two rules contradict each other, or a rule on weights has no suitable optimizer."""
     for rule in rules:
         if rule.what == "data" and not optimizers:
             raise ValueError(f"{rule!r} acts on weights when the optimizer steps; give attach the optimizer")
@@ -191,11 +191,11 @@ def check_rules(
             )
 
 
-WORTH = 0.1  # of backward by which launches must come earlier
+WORTH = 0.1  # the part of a backward by which a new order must launch buckets earlier, on average
 
 
 def in_order(params: Sequence[Tensor], names: dict[Tensor, str], order: Sequence[str]) -> list[Tensor]:
-    """Sort parameters so that `split` launches them in the sequence of `order`, and all other parameters last."""
+    """Sort parameters so that the buckets of `split` have them in the order of the names `order`, all others last."""
     place = {name: -i for i, name in enumerate(order)}
     return sorted(params, key=lambda p: place.get(names[p], -len(order)))
 
@@ -203,11 +203,11 @@ def in_order(params: Sequence[Tensor], names: dict[Tensor, str], order: Sequence
 def better_order(
     cuts: Sequence[Sequence[Sequence[Tensor]]], arrived: Collection[Tensor], names: dict[Tensor, str], size: int
 ) -> list[str] | None:
-    """Return the names of parameters in the order in which their gradients arrived; None if that gains too little.
+    """Return parameter names in the order in which gradients arrived; None if this order launches little earlier.
 
     `cuts` are the buckets of each rule on gradients, and `size` is the bytes of a bucket.
     """
-    order = [names[p] for p in arrived if p in names]  # others have been removed meanwhile
+    order = [names[p] for p in arrived if p in names]  # without parameters removed since then
     gain = 0.0
     for buckets in cuts:
         held = {p for bucket in buckets for p in bucket}
@@ -233,7 +233,7 @@ def is_sharded(p: Tensor) -> bool:
 
 
 def is_divided(optimizer: Optimizer) -> bool:
-    """Return True for a ZeroRedundancyOptimizer: each rank has the state of some parameters only."""
+    """Return True for a ZeroRedundancyOptimizer, where each rank has the state of some parameters only."""
     return hasattr(optimizer, "consolidate_state_dict")
 
 
@@ -261,7 +261,7 @@ def check_shards(rules: Sequence[Rule], names: dict[Tensor, str], comm: Comm) ->
 
 
 def check_optimizers(optimizers: Iterable[Optimizer], model: nn.Module) -> None:
-    """Raise a ValueError if an optimizer steps a tensor that is not in the model, as it would not be averaged."""
+    """Raise a ValueError if an optimizer steps a tensor outside the model, which would not be averaged."""
     ours = set(model.parameters())
     groups = [(optimizer, i, group) for optimizer in optimizers for i, group in enumerate(optimizer.param_groups)]
     for optimizer, i, group in groups:
@@ -274,8 +274,8 @@ def check_optimizers(optimizers: Iterable[Optimizer], model: nn.Module) -> None:
 
 
 def check_modules(model: nn.Module, rules: Sequence[Rule], params_of_rules: Sequence[list[Tensor]]) -> None:
-    """Raise a TypeError if a module averages or shards what the rules act on, or its gradients are sparse."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")  # importing it takes seconds; a user of it has done so
+    """Raise a TypeError if a module is of FSDP1, or is DDP or has sparse gradients on which a rule acts."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported, which takes seconds: a user of FSDP has done so
     on_gradients = [(rule, set(of)) for rule, of in zip(rules, params_of_rules, strict=True) if rule.what == "grad"]
     for name, module in model.named_modules():
         if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
@@ -296,7 +296,7 @@ def check_modules(model: nn.Module, rules: Sequence[Rule], params_of_rules: Sequ
 def check_others(setup: AttachSetup, others: Iterable[AttachSetup]) -> None:
     """Raise a ValueError if another attachment acts on the same parameters in a window that may overlap.
 
-    Steps are not compared: each attachment counts its steps separately.
+    Steps are not compared, because each attachment counts its steps separately.
     """
     for other in others:
         ours, theirs = (zip(each.rules, each.buckets_of_rules, strict=True) for each in (setup, other))

@@ -1,8 +1,8 @@
-"""Flat tensors: the weights, gradients and state of small parameters, joined while the optimizer steps.
+"""Flat tensors join the weights, gradients and state of small parameters while the optimizer steps.
 
-The user's `optimizer.state` is authoritative. A state tensor as long as the flat tensor is *elementwise*: the user sees
-its pieces. A state tensor with a *single* value (`step`) is equal for all parameters of a flat tensor, but each has a
-separate tensor, because torch loads such tensors as they are and then increments each. Numbers are equal, too.
+The user's `optimizer.state` is authoritative. A state tensor with a value for each weight is *elementwise*: the user's
+state has views of its pieces. A *single* value (`step`) is equal for all parameters of a flat tensor, but each has
+its own tensor with this value, because torch increments the tensor of each parameter. State numbers are equal, too.
 """
 
 from collections import defaultdict
@@ -19,7 +19,7 @@ from ..buckets import pieces
 OptimizerState = MutableMapping[Any, dict[str, Any]]
 PLAIN = (Tensor, nn.Parameter)
 NUMBERS = (bool, int, float, complex, str, type(None))
-LONG = 16  # adjacent gradients: as many are worth a flat tensor of their own
+LONG = 16  # the least number of adjacent gradients that get a separate flat tensor
 
 # On each device: a parameter with more values than the first number is stepped alone; a flat tensor has at most the
 # second number. Measured on a CPU with 1,000 parameters: copies cost as much as they save at about 14,000 values per
@@ -39,7 +39,7 @@ def storage_of(x: Tensor) -> int:
 
 
 def is_elementwise(value: Tensor, p: Tensor) -> bool:
-    """Return whether a tensor of the state of `p` has a value for each value of `p`."""
+    """Return whether `value`, a state tensor of `p`, has a value for each value of `p`."""
     return (type(value) in PLAIN) == (type(p) in PLAIN) and value.shape == p.shape
 
 
@@ -47,11 +47,12 @@ class Flat:
     """Parameters that are stepped as one tensor. All have a gradient, and all have the same keys of state.
 
     The user's weights stay in place: they are copied to a flat tensor before a step and back after it. Gradients are
-    copied to it as well, and back only if the step changed them. Adjacent weights or gradients need no copies.
+    copied to a second flat tensor, and back only if the step changed them. Adjacent weights need no copies, nor do
+    adjacent gradients.
     """
 
     def __init__(self, params: list[Tensor], state: OptimizerState) -> None:
-        self.params, self.copied = params, False  # the user's; whether the latest gradients had to be copied
+        self.params, self.copied = params, False  # the user's parameters; whether the latest gradients had to be copied
         self._locals = [shard_of(p) for p in params]
         self._pointers = [x.data_ptr() for x in self._locals]
         *self._starts, self._total = [0, *accumulate(x.numel() for x in self._locals)]
@@ -61,19 +62,19 @@ class Flat:
         in_place = self._adjacent(self._locals)
         if in_place is not None:
             self._weights, self._views = in_place, []
-        self.param = nn.Parameter(self._weights)  # which the optimizer steps, with a gradient set for each step
-        self._buffer: Tensor | None = None  # where gradients are copied to, and its pieces
+        self.param = nn.Parameter(self._weights)  # the optimizer steps this; `load` sets its gradient
+        self._buffer: Tensor | None = None  # gradients are copied into this; the next list has its pieces
         self._buffer_views: list[Tensor] = []
         self._grads: list[Tensor] = []
         self.known: dict[str, Any] | None = None  # the optimizer's state after its latest step, if there was one
-        self._dicts: list[Any] = [None] * len(params)  # of the state; None before there is one
-        self._seen: dict[str, list[Any]] = {}  # what the user sees of each
-        self._rows: dict[str, tuple[Tensor, int]] = {}  # of single values: one for each parameter; and their version
+        self._dicts: list[Any] = [None] * len(params)  # the user's state of each parameter; None before there is one
+        self._seen: dict[str, list[Any]] = {}  # by key, the values in these states
+        self._rows: dict[str, tuple[Tensor, int]] = {}  # by key of single values: a row for each parameter; the version
         if params[0] in state:
             self._show({key: self._together([state[p][key] for p in params]) for key in state[params[0]]}, state)
 
     def fits(self, state: OptimizerState) -> bool:
-        """Return whether weights and state are at the same addresses as before."""
+        """Return whether weights are at the same addresses, and nobody replaced state or wrote to its single values."""
         return (
             self._pointers == [shard_of(p).data_ptr() for p in self.params]
             and all(map(is_, map(state.get, self.params), self._dicts))
@@ -99,12 +100,12 @@ class Flat:
         self.param.grad, self._version = flat, flat._version
 
     def store(self, found: dict[str, Any] | None, state: OptimizerState, unscaled: bool) -> None:
-        """Copy back the weights, the state `found`, and the gradients if the step wrote to or has `unscaled` them.
+        """Copy back the weights and the state `found`; and the gradients, if the step changed or `unscaled` them.
 
         Raises a TypeError if the optimizer's state cannot be divided among parameters.
         """
         grad = self.param.grad
-        if self.param.data_ptr() != self._weights.data_ptr():  # the optimizer has put its weights elsewhere
+        if self.param.data_ptr() != self._weights.data_ptr():  # the optimizer has moved the weights to other memory
             self._weights.copy_(self.param.detach())
         if self._views:
             torch._foreach_copy_(self._locals, self._views)
@@ -117,7 +118,7 @@ class Flat:
             return
         borrowed = {storage_of(x) for x in (self._weights, self.param, grad) if isinstance(x, Tensor)}
         for key, value in found.items():
-            if isinstance(value, Tensor) and storage_of(value) in borrowed:  # until the next step only
+            if isinstance(value, Tensor) and storage_of(value) in borrowed:  # later steps overwrite it
                 found[key] = value.clone()
         self._show(found, state)
 
@@ -141,7 +142,7 @@ class Flat:
         return first.detach().as_strided((self._total,), (1,), begin)
 
     def _together(self, values: list[Any]) -> Any:
-        """Return the state of all parameters under one key, as one value for the flat tensor."""
+        """Return one value for the flat tensor, joined from `values`, the state of all parameters under one key."""
         if not isinstance(values[0], Tensor):
             return values[0]
         if not is_elementwise(values[0], self.params[0]):
@@ -193,18 +194,18 @@ class Flat:
 
 
 def _like(p: Any, x: Tensor) -> Any:
-    # The class is taken from the parameter: a plain model must not import torch.distributed.tensor.
+    # The class is taken from the parameter, because a plain model must not import torch.distributed.tensor.
     more = {"run_check": False, "shape": p.shape, "stride": p.stride()}
     return x if type(p) in PLAIN else type(p).from_local(x, p.device_mesh, p.placements, **more)
 
 
-# Which parameters are stepped as one
+# Divide parameters into flat tensors
 
 
 def divide(params: Sequence[Tensor], state: OptimizerState) -> list[Flat]:
     """Return flat tensors of the small parameters with a gradient, each of one dtype, device and kind of state.
 
-    Parameters with adjacent gradients keep the order of their gradients.
+    Parameters with adjacent gradients are in the order of these gradients in memory.
     """
     kinds: dict[Hashable, list[Tensor]] = defaultdict(list)
     for p in _without_overlaps([p for p in params if _is_candidate(p)]):
@@ -216,14 +217,14 @@ def divide(params: Sequence[Tensor], state: OptimizerState) -> list[Flat]:
 
 
 def _is_candidate(p: Tensor) -> bool:
-    """Return whether a parameter has a gradient, is small or distributed, and is dense, as its gradient is."""
-    # If p has no dimensions, `exp_avg` cannot be told from `step`.
+    """Return whether a parameter can be in a flat tensor: small or distributed, and dense, with a dense gradient."""
+    # If p has no dimensions, its state `exp_avg` cannot be distinguished from `step`.
     if p.grad is None or p.dim() == 0 or not (_is_strided(p) and _is_strided(p.grad)):
         return False
     shard, grad = shard_of(p), shard_of(p.grad)
     if type(shard) not in PLAIN or (grad.shape, grad.dtype) != (shard.shape, shard.dtype):
         return False
-    # Shards of distributed parameters join at any size: no optimizer takes shards and distributed tensors in one call.
+    # Shards join at any size, because no optimizer takes plain shards and distributed tensors in one call.
     return 0 < shard.numel() <= (CPU if p.is_cpu else GPU)[0] or type(p) not in PLAIN
 
 
@@ -232,7 +233,7 @@ def _is_strided(x: Tensor) -> bool:
 
 
 def _without_overlaps(params: list[Tensor]) -> list[Tensor]:
-    """Return the parameters that share no memory with others: torch must step those that share memory in order."""
+    """Return the parameters that share no memory with others. Those that do must be stepped one after another."""
     clusters: list[list[Tensor]] = []
     reach = 0
     for x, p in sorted(((shard_of(p), p) for p in params), key=lambda each: each[0].data_ptr()):
@@ -246,13 +247,13 @@ def _without_overlaps(params: list[Tensor]) -> list[Tensor]:
 
 
 def _kind(p: Tensor, state: OptimizerState) -> Hashable:
-    """Return the key that all parameters of a flat tensor share; None if the state of `p` cannot be divided."""
+    """Return a key that is equal for parameters that can share a flat tensor; None if the state of `p` prevents it."""
     kind: list[Any] = [p.dtype, p.device, type(p) in PLAIN, p in state]
     for key, value in sorted(state.get(p, {}).items(), key=lambda item: str(item[0])):
         if isinstance(value, NUMBERS):
             kind += [key, type(value), value]
             continue
-        # A flat copy of state in shared memory would not reach the other processes.
+        # State in shared memory is not joined, because other processes would not see the flat copy.
         if not isinstance(value, Tensor) or not _is_strided(value) or (value.is_cpu and shard_of(value).is_shared()):
             return None
         kind += [key, value.dtype, value.device]
@@ -264,7 +265,7 @@ def _kind(p: Tensor, state: OptimizerState) -> Hashable:
 
 
 def _runs(params: list[Tensor]) -> list[list[Tensor]]:
-    """Return long runs of parameters whose gradients are adjacent in one storage, and then all other parameters."""
+    """Return long runs of parameters with adjacent gradients in one storage; the last run has all other parameters."""
     runs: list[list[Tensor]] = []
     end = (0, 0)
     placed = [(shard_of(p.grad), p) for p in params if p.grad is not None]
@@ -279,7 +280,7 @@ def _runs(params: list[Tensor]) -> list[list[Tensor]]:
 
 
 def _chunks(run: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Divide a run into flat tensors of limited length, and return the members of each. Large shards are alone."""
+    """Divide a run into lists of parameters, one for each flat tensor of limited length. A large shard is alone."""
     chunks: list[list[Tensor]] = []
     (small, most), room = CPU if run[0].is_cpu else GPU, -1
     for p in run:

@@ -1,8 +1,8 @@
-"""`fuse`: the step of an optimizer, on a few flat tensors.
+"""`fuse` lets an optimizer step over a few flat tensors.
 
-torch lets a step pre-hook replace the arguments of `step`, the optimizer itself included. The hook here passes a view
-of the optimizer whose parameters are flat; the post-hook copies the results back. Between steps the optimizer
-is unchanged: its groups, its state by parameter, and its methods are torch's own.
+torch lets a step pre-hook replace the arguments of `step`, including the optimizer. The pre-hook of `fuse` passes a
+*view*: an optimizer with the same attributes, but with flat parameters. The post-hook copies the results back. Between
+steps, the groups, the state by parameter, and the methods of the user's optimizer are unchanged.
 """
 
 from collections import defaultdict
@@ -32,19 +32,19 @@ def fuse(optimizer: Optimizer, elementwise: bool = False) -> Optimizer:
     """Let an element-wise optimizer step over a few flat tensors, and return it; `unfuse` undoes it.
 
     The same object is returned, and stays an ordinary optimizer: groups, schedulers, hooks, checkpoints, gradient
-    scaling and clipping work as before. Checkpoints load in both directions, fused and not fused. Parameters keep their
+    scaling and clipping work as before. A checkpoint loads into a fused or an unfused optimizer. Parameters keep their
     memory. A copy (`deepcopy`, pickle) is not fused. If the set of parameters with a gradient changes, all parameters
     of the group are stepped one by one for 8 steps.
 
-    In float32, fused equals unfused bit for bit if torch's loop or `foreach` code runs. Otherwise (torch's fused
-    kernels on CPU, 16-bit weights) vector and scalar code round differently: a step from equal state ends within one
-    rounding of the dtype, or three for SGD with momentum and decay. On CUDA, one launch steps torch's own SGD, Adam and
-    AdamW (the end of `fusion.py` says when). The result differs from torch's by roundings.
+    In float32, a fused step gives the same bits as an unfused step if torch's loop or `foreach` code runs. With torch's
+    fused kernels on CPU, or 16-bit weights, vector and scalar code round differently: from equal state, a fused step
+    differs by at most one rounding of the dtype, or three for SGD with momentum and decay. On CUDA, one launch steps
+    torch's own SGD, Adam or AdamW (see the end of `fusion.py`). The result differs from torch's by roundings.
 
     Args:
         optimizer: SGD, Adam, AdamW, NAdam, RAdam, Adamax, RMSprop, Rprop, Adadelta, Adagrad or ASGD of torch.
-        elementwise: accept another class, too. You assert that the step of each value depends only on its own gradient
-            and state, not on norms or shapes of whole tensors, nor on random numbers.
+        elementwise: also accept another class. You then assert that the step of each value depends only on its own
+            gradient and state, not on norms or shapes of whole tensors, nor on random numbers.
 
     Raises:
         TypeError: `optimizer` is not a `torch.optim.Optimizer`.
@@ -92,8 +92,8 @@ class Report(Declared):
     Attributes:
         flats: the number of flat tensors.
         together: the number of parameters stepped in flat tensors.
-        apart: the number of parameters stepped one by one: large ones, ones that fit no other, and all of a group for 8
-            steps after its set of parameters with a gradient has changed.
+        apart: the number of parameters stepped one by one: large parameters, parameters that fit no flat tensor, and
+            all parameters of a group for 8 steps after its set of parameters with a gradient has changed.
         absent: the number of parameters without a gradient.
         copied: the number of flat tensors whose gradients had to be copied, because they were not adjacent in memory.
         layouts: the number of times that the parameters have been divided into flat tensors.
@@ -138,12 +138,12 @@ def fusion_of(optimizer: Optimizer) -> "Fusion | None":
 
 @dataclass(eq=False)
 class Layout:
-    """The division of a group's parameters: those in flat tensors, and those that are stepped one by one."""
+    """The division of a group's parameters into flat tensors and parameters that are stepped one by one."""
 
     params: list[Tensor]
-    present: list[bool]  # they have a gradient
+    present: list[bool]  # for each parameter, whether it has a gradient
     flats: list[Flat] = field(default_factory=list)
-    calm: int = CALM  # the steps since others had a gradient; with fewer than `CALM` all are stepped apart
+    calm: int = CALM  # steps since `present` changed; below `CALM`, all parameters are stepped one by one
 
 
 class Fusion:
@@ -151,14 +151,14 @@ class Fusion:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        self.layouts: list[Layout] = []  # of each group, as of the latest step
+        self.layouts: list[Layout] = []  # of each group, in the latest step
         self.laid_out = 0  # the number of times that parameters have been laid out anew
         self._groups: Groups = []
         self._state: OptimizerState = {}
-        self._gathered = False  # the view has the parameters
-        self._asked = False  # the step has a closure that it has not called
+        self._gathered = False  # whether the view has the parameters
+        self._asked = False  # whether the step has a closure that it has not called yet
         # The view's class is derived from the user's class. The view and the user's optimizer share all attributes,
-        # except these, which are computed at the first read.
+        # except the two properties here. The first read of a property fills the view.
         kind: Any = type(optimizer)
         body = {
             "param_groups": property(lambda _: self._shown()._groups),
@@ -167,20 +167,20 @@ class Fusion:
             "__qualname__": kind.__qualname__,
         }
         self._view: Optimizer = object.__new__(type(kind)(kind.__name__, (kind,), body))
-        # Disabled here and not by a decorator, because a decorator would import the compiler together with the package.
+        # torch.compile must not trace these hooks. A decorator would import the compiler together with the package.
         before: Any = torch.compiler.disable(self._before)
         after: Any = torch.compiler.disable(self._after)
         before.fusion = self
         post = optimizer.register_step_post_hook(after)
         hooks: Any = optimizer._optimizer_step_post_hooks
-        hooks.move_to_end(post.id, last=False)  # other post-hooks must find the weights where they belong
+        hooks.move_to_end(post.id, last=False)  # other post-hooks must find new weights in the user's parameters
         self.handles = [optimizer.register_step_pre_hook(before), post]
 
     def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        """Begin a step: return the arguments with the view in place of the optimizer."""
+        """Begin a step: return (args, kwargs) with the view in place of the optimizer; None inside another step."""
         if optimizer is not self.optimizer:  # a step within a step
             return None
-        if self._gathered:  # an earlier step has failed: the state of the parameters is what counts
+        if self._gathered:  # an earlier step has failed, and the user's state is authoritative
             self.use([])
         self._gathered = self._asked = False
         self._groups = [{"params": []} for _ in optimizer.param_groups]
@@ -188,12 +188,12 @@ class Fusion:
         return (self._view, *map(self._followed, args[1:])), {key: self._followed(x) for key, x in kwargs.items()}
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """End a step: copy the parameters and the state of the view into the user's."""
+        """End a step: copy the parameters and the state of the view into the user's optimizer."""
         if optimizer is self.optimizer and self._gathered:
             self._scatter()
 
     def _followed(self, argument: Any) -> Any:
-        """Return a closure wrapped so that it sees the user's weights and may change gradients."""
+        """Return `argument`; wrap a closure, so that it sees the user's weights and may change gradients."""
         if not callable(argument):
             return argument
         self._asked = True
@@ -210,7 +210,7 @@ class Fusion:
 
     @torch.no_grad()
     def _shown(self) -> "Fusion":
-        """Give the parameters to the view, and step those that launches can step, unless that has been done."""
+        """Unless this is done, give the parameters to the view, and call `step_in_launches`. Return self."""
         if self._gathered:
             return self
         groups, state, before = self.optimizer.param_groups, self.optimizer.state, self.layouts
@@ -218,7 +218,7 @@ class Fusion:
         taken = {p for layout in self.layouts for flat in layout.flats for p in flat.params}
         self._state = defaultdict(dict, {key: known for key, known in state.items() if key not in taken})
         for group, shown, layout in zip(groups, self._groups, self.layouts, strict=True):
-            shown.update(group, params=shown["params"])  # one list all through a step: the optimizer may hold it
+            shown.update(group, params=shown["params"])  # the same list all through a step: the optimizer may keep it
             shown["params"][:] = [flat.param for flat in layout.flats] + [p for p in layout.params if p not in taken]
             for flat in layout.flats:
                 flat.load()
@@ -232,8 +232,8 @@ class Fusion:
     def _layout(self, group: dict[str, Any], before: Layout | None) -> Layout:
         """Return the layout of a group: the layout of the previous step, if it still fits.
 
-        While the set of parameters with a gradient changes from step to step, all are stepped one by one, because new
-        layouts would cost more than they save.
+        While the set of parameters with a gradient changes from step to step, all parameters are stepped one by one,
+        because new layouts would cost more than they save.
         """
         params, state = list(group["params"]), self.optimizer.state
         if any(p.grad is not None and p.grad.layout is not torch.strided for p in params):
@@ -263,16 +263,16 @@ class Fusion:
 
     @torch.no_grad()
     def use(self, layouts: list[Layout]) -> None:
-        """Use these layouts from now on. Parameters of the previous layouts get separate state tensors."""
+        """Use `layouts` from now on. Parameters of layouts that are no longer used get separate state tensors."""
         for flat in [flat for layout in self.layouts if layout not in layouts for flat in layout.flats]:
             flat.release(self.optimizer.state)
         self.layouts = layouts
 
 
-# Steps in launches: on CUDA, with torch's own SGD, Adam and AdamW, one launch steps all tensors of a group that have
-# taken equally many steps, including large tensors outside of flat tensors. The optimizer's own code steps the rest:
-# other classes (subclasses, too), tensors that are not plain fp32, and the options NOT_COVERED. The state has the same
-# keys and tensors as torch's.
+# On CUDA, with torch's own SGD, Adam and AdamW, one launch steps all tensors of a group that have taken the same number
+# of steps, including large tensors, which are in no flat tensor. The optimizer's own code takes all other steps: of
+# other classes (also subclasses), of tensors that are not plain fp32, and of groups that set an option of NOT_COVERED.
+# The state has the same keys and tensors as torch's.
 
 NOT_COVERED = ("amsgrad", "capturable", "fused", "differentiable", "maximize")
 OURS = ("momentum_buffer",), ("exp_avg", "exp_avg_sq", "step")  # the states of SGD, and of Adam
@@ -280,9 +280,9 @@ OPTIONS = ("lr", "momentum", "dampening", "nesterov", "weight_decay"), ("lr", "b
 
 
 def step_in_launches(kind: type[Optimizer], groups: Groups, state: OptimizerState) -> None:
-    """Step the parameters that launches can step for an optimizer of class `kind`, and remove them from `groups`."""
+    """Step parameters by launches, as an optimizer of class `kind` would, and remove these parameters from `groups`."""
     for group in groups if kind in (optim.SGD, optim.Adam, optim.AdamW) else ():
-        # Options are plain numbers, except the learning rate, which may be a tensor on a device.
+        # Options must be plain numbers, except the learning rate, which may be a tensor on a device.
         numbers = [*group.get("betas", ()), group.get("momentum", 0), group.get("dampening", 0), group["weight_decay"]]
         if any(group.get(option) for option in NOT_COVERED) or any(isinstance(x, Tensor) for x in numbers):
             continue
@@ -326,7 +326,7 @@ def _is_ours(p: Tensor, known: dict[str, Any], adam: bool) -> bool:
 
 
 def _taken(p: Tensor, state: OptimizerState, group: dict[str, Any]) -> int:
-    """Return the number of steps that a parameter has taken (SGD: 0 or 1). Create its state if there is none."""
+    """Return the number of steps that a parameter has taken (for SGD, at most 1). Create missing state."""
     if "betas" in group:
         if not (known := state[p]):
             dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32

@@ -1,28 +1,27 @@
-"""Functions that take optimizer steps: all tensors in one launch, without waiting for a GPU.
+"""Functions that take optimizer steps: one launch steps all tensors, and the host does not wait for the GPU.
 
-    norm = bk.primitives.gradient_norm(grads, found_inf=found)                # on the device, as all below
+    norm = bk.primitives.gradient_norm(grads, found_inf=found)                # a tensor on the device, as all below
     clip = (max_norm / (norm + 1e-6)).clamp(max=1)
     bk.primitives.adamw_step_(params, grads, m, v, steps, lr=3e-4, clip=clip, found_inf=found)
 
-Each of p, g and the state is one tensor, or a list with one tensor for every parameter. Their addresses are kept in a
-table on the device, which is made again when the addresses change. Reading 1,000 addresses of each takes a fraction of
-a millisecond, and no time for `Fixed` tensors. On CUDA a step is one launch for each pair of dtypes of p and g; if a
-number is on the device, a launch of a single program comes before. A CUDA graph can capture a step after one step over
-the same tensors, if the numbers that change (`step`, `lr`) are in tensors. CPUs run the definition: the same bits.
-
-All four functions take these arguments:
+Each of p, g and the states is one tensor, or a list with one tensor for every parameter. A table on the device keeps
+the addresses of these tensors; it is made again when an address changes. A step reads the addresses on the host: for
+1,000 parameters this takes a fraction of a millisecond, and for a `Fixed` list no time. On CUDA, a step has one launch
+for each pair of dtypes of p and g. If a number is in a device tensor, a small launch comes first. A CUDA graph can
+capture a step after one step over the same tensors, if the numbers that change (`step`, `lr`) are in tensors. CPUs run
+the PyTorch definition, which gives the same bits. All four step functions take these arguments:
 
     p: parameters in fp32, bf16 or fp16; overwritten.
     g: gradients in fp32, bf16 or fp16.
     master: fp32 copies of bf16 or fp16 parameters; the step is taken on the copies. None if p is in fp32.
-    key: seed of random, unbiased rounding of bf16 parameters. A draw depends on key, the number of the step and the
-        position of the value among all values. Without `step`, pass another key each time.
+    key: seed of random, unbiased rounding of bf16 parameters; None: round to nearest. A random number depends on key,
+        step and the position of the value among all values. Without `step`, pass another key in each step.
     grad_scale: gradients are divided by this number, such as the scale of a `GradScaler`.
     clip: gradients are then multiplied by this number, such as min(1, max_norm / norm).
     found_inf: if not zero, nothing changes, not even the count of steps.
 
-lr, step, grad_scale, clip and found_inf are numbers, or tensors with one value on the device of p (read without
-waiting) or on the CPU. `step` is the number of steps taken before this one; if it is a tensor, it increases by one.
+lr, step, grad_scale, clip and found_inf are numbers, or tensors with one value, on the CPU or on the device of p (the
+host does not wait). `step` is the number of steps taken before this step; if it is a tensor, it increases by one.
 
 If tensors do not fit each other or an option is invalid, a step raises TypeError or ValueError and changes nothing.
 """
@@ -62,7 +61,7 @@ def sgd_step_(
     Args:
         momentum_buffer: b, fp32, zeros at first; overwritten. Only with a momentum.
         step: needed with a dampening, because the first step has no dampening.
-        lr, momentum, dampening, nesterov, weight_decay: η, μ, d, and λ.
+        lr, momentum, dampening, weight_decay: η, μ, d and λ. With `nesterov`, the step uses g + μ b.
         master, key, grad_scale, clip, found_inf: see this module.
     """
     conditions = _conditions(
@@ -95,7 +94,7 @@ def adam_step_(
         p ← p − η / (1 − β₁ᵗ) · m / (√(v / (1 − β₂ᵗ)) + ε)
 
     Args:
-        m, v: fp32, zeros at first; overwritten. torch calls them exp_avg and exp_avg_sq.
+        m, v: fp32, zeros at first; overwritten. In torch, their names are exp_avg and exp_avg_sq.
         lr, betas, eps, weight_decay: η, (β₁, β₂), ε and λ.
         master, key, grad_scale, clip, found_inf: see this module.
     """
@@ -111,13 +110,13 @@ def adamw_step_(
     master: Masters | None = None, key: int | None = None, grad_scale: Number = 1.0,
     clip: Number = 1.0, found_inf: Number = 0.0,
 ) -> None:  # fmt: skip
-    """Take one step of `torch.optim.AdamW`: like `adam_step_`, but first p ← (1 − η λ) p, and g has no decay.
+    """Take one step of `torch.optim.AdamW`: like `adam_step_`, but first p ← (1 − η λ) p, and λ p is not added to g.
 
-    With `packed`, gradients are read from their packed bytes and are never written out.
+    On CUDA, a step with `packed` decompresses gradients as it reads them, without memory for decompressed gradients.
 
     Args:
-        packed: gradients in place of g (None), if p, m and v are one flat tensor each: the row of bytes that
-            `compressor.compress(g.view(1, -1))` returned.
+        packed: compressed gradients: the row of bytes that `compressor.compress(g.view(1, -1))` returned. Then g is
+            None, and each of p, m and v is one flat tensor.
         compressor: the compressor of `packed`. All other arguments: as in `adam_step_`.
         master, key, grad_scale, clip, found_inf: see this module.
     """
@@ -159,7 +158,7 @@ def lion_step_(
 def gradient_norm(grads: Tensors, found_inf: Tensor | None = None) -> Tensor:
     """Return the norm √(Σ g²) of all gradients, a 0-d fp32 tensor on their device. The host does not wait.
 
-    The sum is in fp64, always in the same order. The norm is not finite if a gradient is not, or if it exceeds fp32.
+    The sum is in fp64, always in the same order. The norm is not finite if a gradient is not, or if it overflows fp32.
 
     Args:
         grads: fp32, bf16 or fp16.
@@ -199,11 +198,11 @@ _norm = torch.library.custom_op(
 _norm.register_fake(lambda role, found_inf: role[0].new_empty((), dtype=torch.float32))
 
 
-# Checks of arguments, and the step of every optimizer
+# Check arguments, and take a step of any optimizer
 
 
 def _role(name: str, tensors: Any) -> Role:
-    """Return a list: [x] for a single tensor x. A list or a `Fixed` is returned unchanged. `name`: of the argument."""
+    """Return the argument `name` as a list: [x] for a single tensor x. A list or a `Fixed` is returned unchanged."""
     if isinstance(tensors, Fixed):
         return tensors
     tensors = [tensors] if isinstance(tensors, Tensor) else tensors
@@ -220,7 +219,7 @@ def _role(name: str, tensors: Any) -> Role:
 def _conditions(
     lr: Number, step: Any, grad_scale: Number, clip: Number, found_inf: Any, key: int | None, **numbers: Any
 ) -> Conditions:
-    """Return the conditions. Raise unless keys and steps are whole numbers, and all `numbers` are finite and ≥ 0."""
+    """Return the `Conditions` of a step. Raise an error if key, step or one of `numbers` is not valid."""
     if key is not None:
         key = integer("key", key, -(1 << 63), (1 << 63) - 1)
     if not isinstance(step, Tensor):
@@ -240,7 +239,7 @@ def _conditions(
 
 
 def _packed_row(packed: Tensor, compressor: MinMaxUInt8, p: Tensors) -> Tensor:
-    """Return the packed gradients of p in the form that a step on CUDA reads: (bytes,)."""
+    """Return the packed gradients of p as a tensor of shape (bytes,). Raise an error if they do not fit p."""
     instance("packed", packed, Tensor, "a tensor of bytes, as compress returned them")
     if not isinstance(p, Tensor) or not p.is_contiguous():
         raise ValueError("packed gradients are those of one contiguous tensor; step the flat tensor of a bucket")
@@ -261,7 +260,7 @@ def _take(
     update: Update, p: Tensors, g: Tensors | None, states: dict[str, Tensors], master: Masters | None,
     conditions: Conditions, packed: Tensor | None = None, compressor: MinMaxUInt8 = MinMaxUInt8(),
 ) -> None:  # fmt: skip
-    """Step p, `states` and masters by g or `packed`. `states` has names for messages, in the order of the update."""
+    """Take a step of `update`. `states` are by the names used in error messages, in the order of the update."""
     if torch.compiler.is_compiling():
         _step_in_graph(update, p, g, states, master, conditions, packed, compressor)
         return
