@@ -78,7 +78,7 @@ class StepRecord:
 class Logbook:
     """The latest steps on this rank, recorded by hooks.
 
-    A moment costs a clock call or, on CUDA, an event in the stream of training. The host does not wait for the event.
+    To record a moment takes a clock call or, on CUDA, an event in the stream of training. The host does not wait.
     """
 
     device: torch.device  # of the recorded moments
@@ -242,7 +242,7 @@ class Life(Generic[AnySetup]):
         return save_runner(runner, self.setup.names, flights, same_ranks)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load what `state_dict` has returned for the same rules."""
+        """Load a state that `state_dict` has returned for the same rules."""
         self.clock.outside("load_state_dict()")
         self.decisions.settle()
         self.load(state, state["ranks"] == self.runtime.comm.size)

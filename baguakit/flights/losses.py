@@ -24,7 +24,7 @@ Tally = list[tuple[Tensor, Tensor]]  # the norms of the tensors compressed in a 
 
 
 def relative_error(tally: Tally) -> float:
-    """Return ε, as defined above; NaN if nothing was compressed. Waits for the device."""
+    """Return ε, the relative error that the module defines; NaN if nothing was compressed. Waits for the device."""
     if not tally:
         return float("nan")
     given, lost = torch.stack([torch.stack(pair) for pair in tally]).square().sum(0).tolist()
@@ -36,7 +36,7 @@ def norm(x: Tensor) -> Tensor:
 
 
 def measured(stage: Stage, tally: Tally) -> Stage:
-    """Return a copy of `stage` that does the same and adds the norms of inputs and errors to `tally`."""
+    """Return a copy of `stage` that gives the same results and adds the norms of inputs and errors to `tally`."""
     held = {f.name: getattr(stage, f.name) for f in fields(stage)}
     changed: dict[str, Any] = {k: _measured(each, tally) for k, each in held.items() if isinstance(each, Compressor)}
     if stage.lossy and not changed:

@@ -1,6 +1,6 @@
 """The runner of one rule: it launches the flights of its buckets, and waits for them.
 
-At every launch, padding is zero in the bucket (loading zeroes it) and in every elementwise tensor of its state. A
+At every launch, padding is zero in the bucket (loading zeroes it) and in every elementwise tensor of the state. A
 coarse compressor may turn zeros in a block into other values. These values would stay in residuals and replicas, change
 the scales of the next flight, and be missing from a checkpoint.
 """
@@ -123,7 +123,7 @@ class RuleRunner:
         """Launch bucket `i`: on the lane, call `work(stage, flat, comm)`, which may have phases; by default, the stage.
 
         `stage` is the stage of this round. Once `compression_error` has been called, it also measures its error. If
-        `beside` is given, `work` must first do the copies in it: the lane adds copies that zero the padding.
+        `beside` is given, pairs of tensors that zero padding are added to it, and `work` must copy them first.
         """
         state, bucket, channel, ledger = self.states[i], self.buckets[i], self.channel, self.ledgers[i]
         formats, tally, kept = list[SentFormat](), Tally(), list[State]()
@@ -197,7 +197,7 @@ class RuleRunner:
         self.journal = [flight for flight in self.journal or () if flight in flying]
 
     def compression_error(self) -> float:
-        """Return ε of `relative_error` over each bucket's latest flight. The first call returns NaN: it starts this."""
+        """Return ε of `relative_error` over the latest flights. The first call begins to measure, and returns NaN."""
         self.tallies = {} if self.tallies is None else self.tallies
         return relative_error([pair for tally in self.tallies.values() for pair in tally])
 
@@ -268,8 +268,8 @@ def buckets_of(params_of_buckets: Sequence[Sequence[Tensor]], rule: Rule, comm: 
 def padded_multiple(multiple: int, params: Sequence[Tensor]) -> int:
     """Return `multiple` times a power of two, so that shards of a large bucket are whole blocks of a compressor.
 
-    The power is at most 128, the largest with a result below 1 % of the bucket, or 1. While `multiple` exceeds both
-    `PADDED` and an eighth of the bucket, it is first halved (if odd, set to 64). A `multiple` of 1 is kept.
+    The power is at most 128: the largest for which the result is below 1 % of the bucket, or else 1. Before, `multiple`
+    is halved (set to 64 if odd) while it exceeds both `PADDED` and an eighth of the bucket. 1 is returned unchanged.
     """
     values, times = sum(local(p).numel() for p in params), 1
     most = max(PADDED, values // 8)

@@ -1,7 +1,7 @@
 """The seal of a saved state: loading uses it to find out which rank saved the state and whether it is undamaged.
 
     state["saved"]    "rank": in the group; "world": the rank in the world and the size of the world; "run": an id that
-                      all ranks of an attachment share; "frozen": the names of parameters that no rule knew; "sums": the
+                      all ranks of an attachment share; "frozen": the names of parameters without a rule; "sums": the
                       place and the checksum of every tensor
 
 The number of ranks and the rules are in the state itself. Earlier versions saved no seal.
@@ -46,7 +46,7 @@ def opened(state: Any, runtime: Runtime[Any], runners: Sequence[RuleRunner], str
     """Check a loaded state, and return it with the parameter names of this process. Waits for no rank.
 
     Raise a TypeError or ValueError if `state` is no state, or belongs to other rules. With `strict`, also raise a
-    ValueError if it is damaged, is of another rank or run, or lacks a parameter; otherwise log these, except the run.
+    ValueError if it is damaged, is of another rank or run, or lacks a parameter. Otherwise log all but another run.
     """
     check_state(state)
     truth("strict", strict)
@@ -72,7 +72,7 @@ def check_saved(runners: Sequence[RuleRunner], saved: Mapping[str, Any]) -> None
 
 
 def check_state(state: Any) -> None:
-    """Raise a TypeError or a ValueError unless this is a state that an attachment's `state_dict` returned."""
+    """Raise a TypeError or a ValueError unless `state` is one that an attachment's `state_dict` returned."""
     _dict("state", state, "version", "ranks", "step", "rules")
     one_of('state["version"]', state["version"], (1,))
     integer('state["ranks"]', state["ranks"], 1)
@@ -111,7 +111,7 @@ def _dict(name: str, value: Any, *keys: str) -> Mapping[str, Any]:
 
 
 def _dicts_of(rule: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (place, dict) for each dict of tensors in `rule`; the code rule[place] stands for the dict."""
+    """Yield (place, dict) for each dict of tensors in `rule`; the expression rule[place] is the dict."""
     yield '"own"', rule["own"]
     yield from ((f'"parameters"]["{name}"', held) for name, held in rule["parameters"].items())
 
@@ -144,7 +144,7 @@ def checksum(x: Tensor) -> int:
 
 
 def _damages(state: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for each tensor that is not as it was saved, or not finite."""
+    """Yield a sentence for each tensor that is missing, not as it was saved, or not finite."""
     sums = dict(state.get("saved", {}).get("sums", ()))
     for place, path, x in tensors_in(state):
         wide = x.float() if x.is_floating_point() and x.itemsize == 1 else x  # torch asks no float8 if it is finite

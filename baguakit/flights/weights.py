@@ -5,7 +5,7 @@ No rank waits for a free-running rule:
     x ← x + (mean of the x that were launched − x that this rank launched).
 
 Ranks are at different steps, so they first agree on each flight. They agree on the host, and each rank reads the result
-at the end of its steps. So nothing reads device memory, and a GPU waits for the others for a few steps of the slowest
+at the end of its steps. So nothing reads device memory, and a GPU waits for other ranks for a few steps of the slowest
 rank at most. Each rank contributes its weight: 1 while it trains. A rank that has finished continues to answer with
 weight 0, until the sum of the weights is 0.
 
@@ -45,7 +45,7 @@ class WeightRunner(RuleRunner):
     _asked: tuple[int, bool] = (-1, False)
 
     def exchanges(self, step: int) -> bool:
-        """Return whether the rule exchanges in this step. If an object decides, it is called once per step."""
+        """Return whether the rule exchanges in this step. If `every` has a method `due`, it is called once per step."""
         if not self.rule.decides:
             return self.rule.exchanges(step)
         if self._asked[0] != step:

@@ -129,7 +129,7 @@ class Lane:
         """Make the last phase of the latest flight due."""
 
     def follow(self, streams: Iterable[Any]) -> None:
-        """Make work that is launched from now on wait for these streams, besides the current stream."""
+        """Make work that is launched from now on wait for `streams`, and for the current stream as usual."""
 
     def uses(self, value: Any) -> None:
         """Keep the memory of the tensors in `value`, which other streams allocated, until this lane has used them."""

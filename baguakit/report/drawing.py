@@ -69,7 +69,7 @@ Style = tuple[str, str]  # colour and hatch
 
 
 def draw(ranks: int, spans: Sequence[Span], window: tuple[float, float], hidden: float) -> "Figure":
-    """Return the figure of `Timeline.draw` for `window`. Title: `hidden`, the share of hidden communication."""
+    """Return the figure of `Timeline.draw` for `window`. Its title has `hidden`, the hidden share of communication."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as missing:

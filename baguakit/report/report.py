@@ -67,7 +67,7 @@ class Row:
 
     @property
     def reason(self) -> str:
-        """Return why the latest flight saved fewer bytes than was asked for; "" if it saved as many."""
+        """Return why the latest flight saved fewer bytes than requested; "" if it saved as many."""
         return "; ".join(dict.fromkeys(way.reason for way in self.latest if way.reason))
 
     @property
@@ -137,7 +137,7 @@ def table(rows: Sequence[Row], parts: Sequence[str]) -> list[str]:
 
 
 def reasons(rows: Sequence[Row]) -> list[str]:
-    """Return a line for each format that saved less than was asked for, and each format of a bucket that used several.
+    """Return a line for each format that saved fewer bytes than requested, and each format of a bucket with several.
 
     The line names the buckets, and the number of flights unless all flights used the format.
     """
@@ -180,7 +180,7 @@ LATE = (
 
 @dataclass(frozen=True, eq=False)
 class Report:
-    """A report of an attachment so far. Print it.
+    """The report of an attachment up to now. `print` shows it as a table.
 
     Attributes:
         steps: optimizer steps since the buckets were made.
@@ -276,7 +276,7 @@ def make_report(life: Life[Any]) -> Report:
 
 
 def launched_after(runners: Sequence[RuleRunner], log: Logbook) -> float | None:
-    """Return `Report.launched_after`. Time counts from the step's begin, as hooks do not see backward begin."""
+    """Return `Report.launched_after`. Time counts from the beginning of the step, as no hook sees backward begin."""
     on_gradients = [each for each in runners if each.rule.what == "grad" and not each.rule.delay]
     first: dict[int | None, Any] = {}  # moments, by step
     ledgers = [ledger for runner in on_gradients for ledger in runner.ledgers[:1]]

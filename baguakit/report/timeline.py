@@ -1,4 +1,4 @@
-"""A timeline of all ranks: training, the flights on its lanes, and the waits for them.
+"""A timeline of all ranks: training, flights on lanes, and the waits for flights.
 
 Each rank records its latest steps with its own clock. The clocks of two ranks are compared by collectives that no rank
 leaves before all have entered. If rank 0 enters and leaves at a and b on its clock, and rank r at c and d on its own
@@ -102,7 +102,7 @@ class Timeline:
 
     @checked
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a trace for https://ui.perfetto.dev and chrome://tracing. All ranks have the same data; call it on one.
+        """Write a trace for https://ui.perfetto.dev and chrome://tracing. One rank is enough: all have the same data.
 
         In the trace each rank is a process, with a thread for training and one for each lane. An arrow goes from the
         launch of a flight, through its work on the lane, to its landing.
@@ -178,7 +178,7 @@ def _arrow(number: int, flight: Span) -> list[Event]:
 
 
 def account(rank: int, runners: Sequence[RuleRunner], log: Logbook, steps: int | None) -> list[Span]:
-    """Return the spans of this rank in its latest `steps` (None: all recorded). Waits for the device."""
+    """Return the spans of this rank in its latest `steps` steps (None: all recorded). Waits for the device."""
     records = list(log.steps)[-steps if steps else None :]
     if not records:
         return []
