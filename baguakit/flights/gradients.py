@@ -79,7 +79,7 @@ class Flags:
 
 
 class Pass(NamedTuple):
-    """The buckets of one backward pass, its flights in the air by bucket, and its flags."""
+    """The buckets of one backward pass, the flights in the air by bucket number, and the flags of the pass."""
 
     buckets: list[Bucket]
     air: dict[int, BucketFlight]

@@ -8,7 +8,7 @@ between two lanes, which move data over different links. With the phases a, b an
 
 So b of a flight overlaps a of the next flight and c of the previous flight. The last phase of a flight becomes due when
 more work is launched on its lane, when `flush` is called, or when its result is awaited. These are calls of the host,
-which all ranks make in the same order, whatever the clock says.
+which all ranks make in the same order.
 
 There is no deadlock, if the first and last phases use other process groups than the phases between them, so that each
 group is used on one lane only. Every rank puts its work on the lanes in the order a₁ b₁ a₂ c₁ b₂ a₃ c₂ …, and work

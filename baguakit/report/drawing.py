@@ -21,8 +21,8 @@ class Span:
 
     Attributes:
         rank, thread: the rank, and "training" or a lane: "lane 0", or "lane 0 between nodes" for the lane beside it.
-        name: in training: "step"; "backward" (from its first gradient, if a rule acts on gradients); "SGD.step" (with
-            the optimizer's class); or "wait for …". For a flight: its content, such as "CompressedMean, bucket 3".
+        name: a span of training is called "step", "backward" (from its first gradient, if a rule acts on gradients),
+            "SGD.step" (with the optimizer's class) or "wait for …"; a flight, for example, "CompressedMean, bucket 3".
         start, end: when the span begins and ends. A span of a flight is its work on the lane, or a phase of this work.
         step: the step; for a flight and the wait for it, the step of its launch; None if the rule is free-running.
         rule, bucket, round: those of a flight or of a wait for it; None for other spans of training.

@@ -155,5 +155,5 @@ def sample_of(x: Tensor) -> Tensor:
 
 
 def bits_of_normal_values(stage: Adaptive) -> int:
-    """Return the bits that a stage chooses for normally distributed values. The error is about 2.6 / (2ᵇ − 1)²."""
+    """Return the bits that a stage chooses for normally distributed values: b bits have an error of 2.6 / (2ᵇ − 1)²."""
     return next((bits for bits in stage.bits if 2.6 / (2**bits - 1) ** 2 <= stage.error), stage.bits[-1])
