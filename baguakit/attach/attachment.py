@@ -84,8 +84,8 @@ class Attachment(Attached):
         end, rules on gradients give all ranks the weights, buffers and optimizer state of a rank that trained longest.
         With rules on weights, each rank keeps its own weights; call `merge()` to average them. `step` also counts steps
         that only other ranks make; a learning-rate scheduler does not. An exception in the body ends the attachment on
-        all ranks. Gradients that a rank has accumulated under `no_sync` when it runs out are not averaged. Such a rank
-        takes no part in collectives of the model itself, such as those of SyncBatchNorm.
+        all ranks. Gradients that a rank has accumulated under `no_sync` when it runs out are not averaged. A rank
+        that has run out takes no part in collectives of the model itself, such as those of SyncBatchNorm.
 
         Args:
             divide_by_initial_world_size: divide by the number of all ranks, so that batches have equal weights; False:
@@ -230,7 +230,7 @@ class Attachment(Attached):
         self._life.comm.membership.elastic("leave()").leave()
 
     def on_regroup(self, callback: Callable[[Any], None]) -> None:
-        """Call `callback(change)` whenever the group has changed, before the next step. All ranks register the same.
+        """Call `callback(change)` whenever the group has changed, before the next step. Register it on all ranks.
 
         Args:
             callback: gets a `bk.elastic.Change`. All ranks call it at the same time, so it may be collective. On a rank

@@ -52,7 +52,7 @@ class Backward:
         self.held: list[tuple[Tensor, Tensor]] = []  # parameters, and their values at the first backward
 
     def take(self, runners: Sequence[GradientRunner]) -> None:
-        """Use the runners of a new setup from now on, in the middle of a step, too."""
+        """Use the runners of a new setup from now on, even in the middle of a step."""
         for runner, before in zip(runners, self.runners, strict=False):
             runner.flown, runner.factor = before.flown, before.factor
         self.runners, self.names = runners, self.life.setup.names
@@ -63,9 +63,9 @@ class Backward:
         self.order: list[tuple[GradientRunner, int]] = []  # the buckets of this backward, in the order of launch
 
     def gradient_ready(self, p: Tensor, final: bool) -> None:
-        """Launch the buckets that have all their gradients, now that one has been accumulated into `p.grad`.
+        """Launch the buckets that have all their gradients, now that a gradient has come to `p.grad`.
 
-        If not `final`, hooks may still change the gradient, so that its buckets are launched at the end of backward.
+        If not `final`, hooks may still change the gradient, so its buckets are launched at the end of backward.
         """
         if self.leaves is not None:
             self.leaves.note(p)
@@ -102,7 +102,7 @@ class Backward:
         self.mark = weakref.ref(at_end)
 
     def check_graph(self) -> None:
-        """Warn that `backward(create_graph=True)` averages gradients, but not their graph; with a delay, raise."""
+        """Warn that `backward(create_graph=True)` averages gradients, not their graph. With a delay, raise an error."""
         if self.delay:
             raise RuntimeError(
                 f"backward(create_graph=True) brings gradients with a graph, and {self.acting[0].rule!r} lands those "
@@ -152,7 +152,7 @@ class Backward:
                 if runner not in acting:
                     runner.drop()
         self.acting, self.delay = acting, acting[0].rule.delay if acting else 0
-        if self.divided and self.delay and self.scale is None:  # with a scaler, an optimizer may have skipped
+        if self.divided and self.delay and self.scale is None:  # a scaler may have skipped a step
             self.task = None
             raise RuntimeError(
                 f"{acting[0].rule!r} lands gradients of an earlier backward, and the optimizers of a step have a "
@@ -171,7 +171,7 @@ class Backward:
         self.decisions.joint = (self.decisions.joint or Joint()) if remember else None
 
     def announce(self) -> None:
-        """In `join()`, announce a backward to the ranks that have run out of batches. All ranks raise any error."""
+        """In `join()`, announce a backward to ranks that have run out of batches. An error is raised on all ranks."""
         try:
             self.clock.announce(Turn.BACKWARD)
         except BaseException:
@@ -225,7 +225,7 @@ class Backward:
         self.landed(landed)
 
     def drop_gradients(self) -> None:
-        """Set all gradients to None, because a backward has failed on some rank and no rank may step with its own."""
+        """Set all gradients to None: a backward has failed on some rank, so that no rank steps with its gradients."""
         for p in self.names:
             p.grad = None
 
@@ -300,7 +300,7 @@ class Backward:
         """Raise a RuntimeError if this backward, the second or later of a step, cannot be averaged after the first.
 
         Some rules replace the gradient, for example by the gradient of an earlier backward. A second backward must not
-        add to such a gradient, so the user must drop it first.
+        add to such a gradient, so the user must set it to None first.
         """
         for runner, i in (self.order[place] for place in self.places.get(p, ())):
             replaces = runner.flown and (runner.rule.delay or not runner.rule.stage.averages)

@@ -53,7 +53,7 @@ def broadcast_optimizers(optimizers: Iterable[Optimizer], comm: Comm, device: to
 
 
 def _emptied(x: Any, tensors: list[Tensor]) -> Any:
-    """Append `x` (if it is quantized, the tensors that it consists of) to `tensors`; return `x` without its values."""
+    """Append `x`, or the parts of a quantized `x`, to `tensors`. Return `x` without its values."""
     if not is_sharded(x) and is_traceable_wrapper_subclass(x):
         return transform_subclass(x, lambda _, part: _emptied(part, tensors))
     tensors.append(x.detach())
@@ -91,7 +91,7 @@ def merge_(model: nn.Module, comm: Comm, device: torch.device) -> None:
 
 @torch.no_grad()
 def consensus_distance(params: Iterable[Tensor], comm: Comm) -> float:
-    """Return `Attachment.consensus_distance` of `params`, summed in fp64; of sharded ones, that of the local shards."""
+    """Return `Attachment.consensus_distance` of `params` (if sharded: of their local shards), summed in fp64."""
     if comm.size == 1:
         return 0.0
     squares: Any = 0.0

@@ -77,7 +77,7 @@ class Engine(Life[AttachSetup]):
 
     @property
     def setting(self) -> tuple[int, int]:
-        """Return (the bytes of a bucket, the number of flows), as `recut` has set them last."""
+        """Return (the bytes of a bucket, the number of flows), both of which `recut` changes."""
         return self.setup.bucket_bytes, self.flows
 
     def take_from_rank_0(self) -> None:
@@ -148,7 +148,7 @@ class Engine(Life[AttachSetup]):
         return not own and any(len(runner.buckets) > 1 for runner in runners)
 
     def follow_gradients(self) -> None:
-        """Order buckets as rank 0's gradients arrived in the first step, if that launches them earlier. Collective.
+        """Order buckets as rank 0's gradients arrived in the first step, if launches then come earlier. Collective.
 
         DDP does so, too. Buckets are launched in order, so a late gradient in the first bucket delays all buckets.
         """
@@ -229,8 +229,8 @@ class Engine(Life[AttachSetup]):
     def begin_step(self, land: bool = True) -> None:
         """Begin a step, unless it has begun. This is called before each optimizer steps.
 
-        Flights that were launched between the steps land now; if not `land`, they land when this step ends. A step with
-        a closure needs this, because it may move the weights, call the closure, and then restore its old weights.
+        Flights that were launched between the steps land now; if not `land`, they land when this step ends. With a
+        closure, `land` is False: the optimizer may move the weights, call the closure, and then restore its own copy.
         """
         if not self.begun:
             self.begun = True
@@ -248,7 +248,7 @@ class Engine(Life[AttachSetup]):
                 runner.land_all()
 
     def _takes_first_step(self, rule: Rule) -> bool:
-        """Return True if `rule` begins in this step and keeps a copy of weights that may be old and was not loaded."""
+        """Return True if `rule` begins in this step with a copy of the weights that may be old and was not loaded."""
         first = rule.begun(self.clock.step) and not rule.begun(self.clock.step - 1)
         known = self.loaded is not None and rule.begun(self.loaded)
         return first and not known and any(each.follows for each in rule.stage.whole())

@@ -102,7 +102,7 @@ class Hooks:
         return ((args[0], followed, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": followed})
 
     def _evaluate(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Any:
-        """Call the closure of a step, and return its result. An optimizer may do so several times in one step."""
+        """Call the closure of a step, and return its result. An optimizer may evaluate it several times in a step."""
         self._evaluating = True
         result = closure()
         self._evaluating = False

@@ -32,7 +32,7 @@ IN_WORDS = "nothing", "a backward pass", "the start of a step", "the end of a st
 
 
 class RanOut(RuntimeError):
-    """A rank has run out of batches. With `throw`, all ranks raise this error, between two launches."""
+    """A rank has run out of batches. With throw_on_early_termination, all ranks raise this error."""
 
 
 class Announcement(NamedTuple):
@@ -77,7 +77,7 @@ def joined(engine: Engine, by_all: bool, throw: bool) -> Iterator[None]:
 class Joining:
     """One `join()` on this rank.
 
-    Divide gradients by the number of all ranks if `by_all`, else by that of ranks at work. If `throw`, raise `RanOut`.
+    `by_all` and `throw` are divide_by_initial_world_size and throw_on_early_termination of `Attachment.join`.
     """
 
     def __init__(self, engine: Engine, by_all: bool, throw: bool) -> None:
@@ -173,7 +173,7 @@ class Joining:
         return announced, at_work
 
     def _parsed(self, table: Tensor) -> list[Announcement]:
-        """Return the announcements in `table`, by rank; raise a PeerError if ranks at work announced two events."""
+        """Return the announcements of all ranks. Raise a PeerError if ranks at work announced different events."""
         announced = [Announcement(*row) for row in table.tolist()]
         known = Counter(each[:2] for each in announced if each.event != NOTHING).most_common()
         if len(known) > 1:

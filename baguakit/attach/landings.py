@@ -53,7 +53,7 @@ class Landings:
     def strange(self, accumulated: Collection[Tensor] = ()) -> Iterator[Tensor]:
         """Yield parameters whose gradients have not landed since the last step, and were not used by that step.
 
-        This rank has accumulated into the gradients of parameters in `accumulated`, which therefore have not landed.
+        Gradients of parameters in `accumulated` count as not landed, because this rank has added to them since then.
         """
         params = params_of(self.optimizer)
         if not accumulated and self.fresh.issuperset(map(id, params)):
@@ -70,10 +70,10 @@ class Landings:
                 yield p
 
     def is_blank(self) -> bool:
-        """Return True if a step would train nothing: the optimizer has no state, and gradients and rates are all 0.
+        """Return True if a step would train nothing: there is no state, and gradients and learning rates are 0.
 
-        torch.distributed.checkpoint makes such a step to create state. Call this only if `passes` is 0. A backward that
-        did not reach the parameter at which `passes` is counted leaves it without a gradient, and gives False.
+        torch.distributed.checkpoint makes such a step to create state. Call this only if `passes` is 0. `passes` is
+        counted at one parameter: if a backward has not reached it, its gradient is None, and the result is False.
         """
         if self.optimizer.state:
             return False
@@ -94,10 +94,10 @@ def params_of(optimizer: Optimizer) -> list[Tensor]:
 
 
 class LeafStreams:
-    """The CUDA streams on which gradients were accumulated that have not landed yet.
+    """The CUDA streams on which gradients have been accumulated, until these gradients land.
 
-    Only at the end of backward does autograd make the current stream wait for these streams. A bucket is launched
-    earlier, so its lane must wait for them, too. The memory of the gradients must be kept until the lane has read it.
+    Autograd makes the current stream wait for these streams only at the end of backward. A bucket is launched earlier,
+    so its lane must wait for these streams, too. The memory of the gradients must be kept until the lane has read it.
     """
 
     def __init__(self) -> None:
@@ -127,8 +127,8 @@ class LeafStreams:
     def landed(self, lanes: Collection[Lane]) -> None:
         """Forget the streams. Keep the memory of the gradients until the lanes have read it.
 
-        The current stream has waited for the lanes. Other streams have not, and could otherwise reuse that memory as
-        soon as the host frees a gradient.
+        The current stream has waited for the lanes. Other streams have not waited, and could otherwise reuse this
+        memory as soon as the host frees a gradient.
         """
         for stream, params in self.params.items():
             for lane in lanes if stream != current_stream(stream.device) else ():
@@ -149,7 +149,7 @@ class OtherOptimizers:
         self._warned = False
 
     def steps(self, optimizer: Optimizer, *_: Any) -> None:
-        """Warn if an optimizer that is not attached is about to step the model. Raise an error within a backward."""
+        """Warn if an unattached optimizer is about to step the model. Raise an error if a step is within a backward."""
         ours = optimizer in self.attached
         within = torch._C._current_graph_task_id() != -1 and (ours or not self.attached)
         stranger = not (self.found or self.ours or ours) and self.attached
@@ -197,7 +197,7 @@ def sample_of(optimizer: Optimizer) -> tuple[Tensor, Tensor] | None:
 
 
 def within_backward(what: str) -> RuntimeError:
-    """Return a RuntimeError which says that `what` happens before the gradients of all ranks have landed."""
+    """Return a RuntimeError that says that `what` happens before the gradients of all ranks have landed."""
     return RuntimeError(
         f"{what} within a backward, before the gradients of all ranks have landed; step when backward has returned"
     )

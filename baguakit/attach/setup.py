@@ -140,7 +140,7 @@ def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:
 
 
 def one_device(names: dict[Tensor, str]) -> torch.device:
-    """Return the device of all parameters. Raise an error if there are two devices, or a parameter is unsuitable."""
+    """Return the device of all parameters. Raise an error if they have two devices, or one cannot be averaged."""
     first = next(iter(names))
     for p, name in names.items():
         if isinstance(p, nn.parameter.UninitializedParameter):
@@ -203,9 +203,9 @@ def in_order(params: Sequence[Tensor], names: dict[Tensor, str], order: Sequence
 def better_order(
     cuts: Sequence[Sequence[Sequence[Tensor]]], arrived: Collection[Tensor], names: dict[Tensor, str], size: int
 ) -> list[str] | None:
-    """Return parameter names in the order in which gradients arrived; None if this order launches little earlier.
+    """Return parameter names in the order in which gradients arrived; None if this order gains less than `WORTH`.
 
-    `cuts` are the buckets of each rule on gradients, and `size` is the bytes of a bucket.
+    `cuts` are the buckets of each rule on gradients, and `size` is the size of a bucket in bytes.
     """
     order = [names[p] for p in arrived if p in names]  # without parameters removed since then
     gain = 0.0
@@ -274,7 +274,7 @@ def check_optimizers(optimizers: Iterable[Optimizer], model: nn.Module) -> None:
 
 
 def check_modules(model: nn.Module, rules: Sequence[Rule], params_of_rules: Sequence[list[Tensor]]) -> None:
-    """Raise a TypeError if a module is of FSDP1, or is DDP or has sparse gradients on which a rule acts."""
+    """Raise a TypeError if a module is FSDP1, or if rules act on gradients that are sparse or averaged by DDP."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported, which takes seconds: a user of FSDP has done so
     on_gradients = [(rule, set(of)) for rule, of in zip(rules, params_of_rules, strict=True) if rule.what == "grad"]
     for name, module in model.named_modules():

@@ -2,7 +2,7 @@
 
 The user's `optimizer.state` is authoritative. A state tensor with a value for each weight is *elementwise*: the user's
 state has views of its pieces. A *single* value (`step`) is equal for all parameters of a flat tensor, but each has
-its own tensor with this value, because torch increments the tensor of each parameter. State numbers are equal, too.
+its own tensor with this value, because torch increments the tensor of each parameter. Numbers are equal, too.
 """
 
 from collections import defaultdict
@@ -100,7 +100,7 @@ class Flat:
         self.param.grad, self._version = flat, flat._version
 
     def store(self, found: dict[str, Any] | None, state: OptimizerState, unscaled: bool) -> None:
-        """Copy back the weights and the state `found`; and the gradients, if the step changed or `unscaled` them.
+        """Copy back the weights and the state `found`; also the gradients, if the step changed or `unscaled` them.
 
         Raises a TypeError if the optimizer's state cannot be divided among parameters.
         """
@@ -217,7 +217,7 @@ def divide(params: Sequence[Tensor], state: OptimizerState) -> list[Flat]:
 
 
 def _is_candidate(p: Tensor) -> bool:
-    """Return whether a parameter can be in a flat tensor: small or distributed, and dense, with a dense gradient."""
+    """Return whether a flat tensor can hold `p`: it is small or distributed, and it and its gradient are dense."""
     # If p has no dimensions, its state `exp_avg` cannot be distinguished from `step`.
     if p.grad is None or p.dim() == 0 or not (_is_strided(p) and _is_strided(p.grad)):
         return False
@@ -233,7 +233,7 @@ def _is_strided(x: Tensor) -> bool:
 
 
 def _without_overlaps(params: list[Tensor]) -> list[Tensor]:
-    """Return the parameters that share no memory with others. Those that do must be stepped one after another."""
+    """Return the parameters that share no memory with others. torch must step parameters that do in order."""
     clusters: list[list[Tensor]] = []
     reach = 0
     for x, p in sorted(((shard_of(p), p) for p in params), key=lambda each: each[0].data_ptr()):

@@ -131,7 +131,7 @@ def report(optimizer: Optimizer) -> Report:
 
 
 def fusion_of(optimizer: Optimizer) -> "Fusion | None":
-    """Return the fusion of an optimizer; None if it has none."""
+    """Return the `Fusion` of an optimizer; None if it is not fused."""
     owners = (getattr(hook, "fusion", None) for hook in optimizer._optimizer_step_pre_hooks.values())
     return next((owner for owner in owners if isinstance(owner, Fusion)), None)
 
@@ -210,7 +210,7 @@ class Fusion:
 
     @torch.no_grad()
     def _shown(self) -> "Fusion":
-        """Unless this is done, give the parameters to the view, and call `step_in_launches`. Return self."""
+        """Give the parameters to the view and call `step_in_launches`, unless the view has them. Return self."""
         if self._gathered:
             return self
         groups, state, before = self.optimizer.param_groups, self.optimizer.state, self.layouts

@@ -13,7 +13,7 @@ the PyTorch definition, which gives the same bits. All four step functions take 
 
     p: parameters in fp32, bf16 or fp16; overwritten.
     g: gradients in fp32, bf16 or fp16.
-    master: fp32 copies of bf16 or fp16 parameters; the step is taken on the copies. None if p is in fp32.
+    master: fp32 copies of bf16 or fp16 parameters; the step is taken on the copies. None for p without copies.
     key: seed of random, unbiased rounding of bf16 parameters; None: round to nearest. A random number depends on key,
         step and the position of the value among all values. Without `step`, pass another key in each step.
     grad_scale: gradients are divided by this number, such as the scale of a `GradScaler`.
@@ -162,8 +162,8 @@ def gradient_norm(grads: Tensors, found_inf: Tensor | None = None) -> Tensor:
 
     Args:
         grads: fp32, bf16 or fp16.
-        found_inf: a floating tensor with one value, on the device of the gradients; overwritten by 1 if the norm is not
-            finite, by 0 if it is.
+        found_inf: a floating-point tensor with one value, on the device of the gradients; overwritten by 1 if the norm
+            is not finite, by 0 if it is.
 
     Raises:
         TypeError, ValueError: there are no gradients, they do not fit each other, or `found_inf` is on another device.
