@@ -1,6 +1,6 @@
 """Compressors: the formats of tensors on the wire.
 
-A compressor turns rows of values into rows of bytes. A row belongs to one rank, its receiver or its sender.
+A compressor turns rows of values into rows of bytes. A row goes to one rank, or comes from one rank.
 """
 
 from .base import Compressor

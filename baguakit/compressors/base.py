@@ -1,4 +1,4 @@
-"""The base of all compressors, and the checks of their arguments."""
+"""The base class of all compressors, and checks of the arguments of their methods."""
 
 from collections.abc import Callable, Sequence
 from functools import wraps
@@ -20,7 +20,7 @@ UNPADDED = COMPILED_VALUES - 1024  # of fewer values a CPU compiles nothing, eve
 
 
 class Checks:
-    """Checks of the user's calls. Each method returns the checked arguments, for the method of the class itself."""
+    """Checks of arguments. Each method checks those of the compressor's method of the same name, and returns them."""
 
     def row_bytes(self: Any, n: int) -> tuple[Any, ...]:
         return (integer("n", n, 0, MOST),)
@@ -70,14 +70,14 @@ class Checks:
 
 
 class Compressor(Doors):
-    """Rows (rows, n) of floating-point values as rows of bytes (rows, row_bytes(n)), in one contiguous uint8 tensor.
+    """A format that packs values (rows, n) into bytes (rows, row_bytes(n)), a contiguous uint8 tensor.
 
     All arithmetic is fp32, whatever the dtype of the values. A NaN or an infinity is passed on: every value that
     depends on it decompresses to a value that is not finite. Values are float32, bfloat16, float16 or float64. Another
     dtype raises a TypeError, and a wrong shape a ValueError.
 
-    Your own compressor implements the methods below, without checks: the arguments of users are checked before. The
-    methods get contiguous tensors of fitting shapes that need no gradient.
+    Your own compressor implements the methods below, without checks: each call checks the user's arguments first. The
+    methods get contiguous tensors of the documented shapes, which do not require a gradient.
 
     Attributes:
         dense: whether packed rows hold all values, so that `reduce` can average packed rows.
@@ -93,9 +93,9 @@ class Compressor(Doors):
     def compress(self, x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
         """Return the packed rows of `x` (rows, n).
 
-        `residual` (fp32, shape of `x`) receives the error: `x` minus the decompressed values, rounded to fp32. That
-        rounding is exact, except for values far smaller than the error; where it is, `x` equals the decompressed value
-        plus the residual bit for bit. `key` is the seed of compressors that round at random.
+        `residual` (fp32, shape of `x`) receives the error: `x` minus the decompressed values, rounded to fp32. This
+        rounding changes only the errors of values that are far smaller than their error. For all other values, `x`
+        equals the decompressed value plus the residual. `key` is the seed of compressors that round at random.
         """
         raise NotImplementedError
 
@@ -104,7 +104,7 @@ class Compressor(Doors):
         raise NotImplementedError
 
     def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
-        """Add to `out` (n,) the values of each row times its weight, row after row, summed in fp32."""
+        """Add the values of each packed row, times the weight of the row, to `out` (n,), row after row, in fp32."""
         raise NotImplementedError
 
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
@@ -119,7 +119,7 @@ class Compressor(Doors):
         weights = torch.full((len(packed),), 1 / len(packed), dtype=torch.float32, device=out.device)
         self._unchecked_add(out.zero_(), packed, weights)
 
-    # The methods of the class itself, without checks, for primitives.
+    # The methods as a class implements them, without checks. Primitives call these.
     _unchecked_row_bytes: Callable[[int], int]
     _unchecked_compress: Callable[[Tensor, Tensor | None, int], Tensor]
     _unchecked_decompress: Callable[[Tensor, int, torch.dtype, Tensor | None], Tensor]
@@ -196,7 +196,7 @@ def packed_of(packed: Tensor, compressor: Compressor, n: int) -> Tensor:
 
 
 def residual_of(residual: Tensor | None, shape: Sequence[int], beside: Tensor) -> Tensor | None:
-    """Check the shape, dtype and device of the residual, and return it; None if there is none."""
+    """Return the residual after checks of its shape, dtype and device. Return None if `residual` is None."""
     if residual is None:
         return None
     if instance("residual", residual, Tensor, "a tensor").dtype != float32:

@@ -1,4 +1,4 @@
-"""Formats: blocks with a few bits per value and a header of a few bytes, casts to 16 bits, and the largest values."""
+"""The compressors: blockwise formats of one to eight bits per value, casts to 16 bits, and the largest values."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ BLOCKS = tuple(1 << power for power in range(6, 14))
 
 
 class Blockwise(Compressor):
-    """A format in blocks: `block` values share a header; `stochastic` selects unbiased rounding.
+    """A compressor in blocks of `block` values, each with a header; `stochastic` selects unbiased random rounding.
 
-    Unless a subclass overrides `form`, a value takes `bits` bits, and `rotate` selects rotation of blocks first.
+    Unless a subclass overrides `form`, a value takes `bits` bits, and with `rotate` blocks are rotated first.
     """
 
     block: int
@@ -30,7 +30,7 @@ class Blockwise(Compressor):
 
     @property
     def form(self) -> Format:
-        """Return the format on the wire."""
+        """Return the wire format that packs and unpacks the blocks."""
         return GRIDS[self.bits, self.rotate]
 
     def __post_init__(self) -> None:
@@ -64,7 +64,7 @@ class Blockwise(Compressor):
         """Return the key as a signed 64-bit number; None if rounding is not random."""
         return (key + (1 << 63)) % (1 << 64) - (1 << 63) if self.stochastic else None
 
-    # Like `reduce` and `decompress`. The first sets `ok` to True; the second to False if a value is not finite.
+    # `reduce`, which also sets the bool `ok` to True, and `decompress`, which clears `ok` if a value is not finite.
 
     def _reduce_with_check(
         self, packed: Tensor, n: int, residual: Tensor | None, key: int, ok: Tensor | None
@@ -79,20 +79,20 @@ class Blockwise(Compressor):
 class Uniform(Blockwise):
     """One to eight bits per value: each block has a uniform grid of 2ᵇ levels, for b bits.
 
-    The grid spans the block's minimum to its maximum; levels are multiples of the step. With rounding to nearest, the
-    error is at most (max − min) / 2 (2ᵇ − 1), times 1.008 for fewer than eight bits. With `rotate=True`, a block is
-    first multiplied by a Hadamard matrix with random signs, the same on all ranks. Its values become nearly normal, and
-    the error no longer depends on the largest value. The error is then spread over all values of the block, zeros too.
-    For up to three bits with rotation, and always for one bit, the grid is centred at zero, with the step of least
+    The grid spans the block from its minimum to its maximum; levels are multiples of the step. Rounding to nearest has
+    an error of at most (max − min) / (2 (2ᵇ − 1)), times 1.008 for fewer than eight bits. With `rotate=True`, a block
+    is first multiplied by a Hadamard matrix with random signs, the same on all ranks. The values become nearly normal,
+    and the error no longer depends on the largest value. The error is then spread over all values, zeros included. For
+    up to three bits with rotation, and always for one bit, the grid is centred at zero, and its step has the least
     error for normal values. A block adds 4 bytes (8 bytes for `bits=8` without rotation). With fewer than eight bits,
     use error feedback when gradients are averaged.
 
     Args:
         bits: the number of bits per value, 1 to 8.
         block: the number of values per block: a power of two, 64 to 8192.
-        rotate: rotate each block first, as above.
-        stochastic: round up or down at random without bias, drawn from `key` and the position of the value. Ranks that
-            must draw different numbers need different keys.
+        rotate: whether each block is first multiplied by the Hadamard matrix.
+        stochastic: round up or down at random without bias. The random number of a value depends on `key` and the
+            position of the value only: give ranks different keys if they must round independently.
 
     Raises:
         ValueError: `bits` or `block` is out of range.
@@ -108,10 +108,9 @@ class Uniform(Blockwise):
 class MinMaxUInt8(Blockwise):
     """Eight bits per value: a block has 256 levels from its minimum to its maximum, each a multiple of the step.
 
-    The error is at most (max − min) / 510 of the block, or with `stochastic` / 254, plus a few ulps. Zeros and blocks
-    of equal values are exact. A block adds 8 bytes: 8.125 bits a value. Bytes equal `Uniform(8, 512, rotate=False)`.
-
-    `block` and `stochastic` are as in `Uniform`.
+    The error is at most (max − min) / 510 of the block, or (max − min) / 254 with `stochastic`, plus a few ulps. Zeros
+    and blocks of equal values are exact. A block adds 8 bytes: 8.125 bits a value. The packed bytes equal those of
+    `Uniform(8, 512, rotate=False)`. `block` and `stochastic` are as in `Uniform`.
     """
 
     block: int = 512
@@ -123,11 +122,11 @@ class MinMaxUInt8(Blockwise):
 
 @dataclass(frozen=True, repr=False)
 class UInt4(Blockwise):
-    """Four bits per value: `Uniform(4, rotate=False)`; 4.125 bits with the four bytes of a block.
+    """Four bits per value, as `Uniform(4, rotate=False)`. A block adds 4 bytes: 4.125 bits a value.
 
-    The error is at most (max − min) / 29.7 of the block, or, if that is less, the largest magnitude / 64995, plus a few
-    ulps; zeros are exact. With `rotate=True`, ‖Q(x) − x‖² is about 1.2 % of ‖x‖² for any distribution of the values.
-    Use it with error feedback when gradients are averaged.
+    The error is at most (max − min) / 29.7 or max |x| / 64995 of the block, whichever is larger, plus a few ulps. Zeros
+    are exact. With `rotate=True`, the error's squared norm is about 1.2 % of ‖x‖², for any distribution of the values.
+    Use error feedback when gradients are averaged.
 
     `block`, `stochastic` and `rotate` are as in `Uniform`.
     """
@@ -141,9 +140,9 @@ class UInt4(Blockwise):
 
 @dataclass(frozen=True, repr=False)
 class UInt2(Blockwise):
-    """Two bits per value: `Uniform(2, 128)`; 2.25 bits with the four bytes of a block.
+    """Two bits per value, as `Uniform(2, 128)`. A block adds 4 bytes: 2.25 bits a value.
 
-    ‖Q(x) − x‖² is about 12 % of ‖x‖² for any distribution of the values. Use it with error feedback.
+    The error's squared norm is about 12 % of ‖x‖², for any distribution of the values x. Use error feedback.
 
     `block`, `stochastic` and `rotate` are as in `Uniform`.
     """
@@ -157,12 +156,12 @@ class UInt2(Blockwise):
 
 @dataclass(frozen=True, repr=False)
 class Sign(Blockwise):
-    """One bit per value: its sign, times the mean magnitude of the block. `Uniform(1, 1024, rotate=False)`.
+    """One bit per value, its sign, times the mean magnitude of the block; as `Uniform(1, 1024, rotate=False)`.
 
     Karimireddy et al. 2019, "Error Feedback Fixes SignSGD and other Gradient Compression Schemes", arXiv:1901.09847.
 
-    The mean is the best magnitude for these signs, but the error is large. Use it with error feedback, and with plain
-    SGD or a smaller step, because momentum amplifies the returning error. Zeros decode as positive values, unless the
+    The mean magnitude is the best single magnitude, but the error is large. Use error feedback, and plain SGD or a
+    smaller step, because momentum amplifies the error that is fed back. Zeros decode as positive values, unless the
     whole block is zero. A block adds 4 bytes: 1.03 bits a value.
 
     `block` is as in `Uniform`.
@@ -181,10 +180,10 @@ FLOATS8 = {"e4m3": float8.E4M3, "e5m2": float8.E5M2}
 class Float8(Blockwise):
     """Eight bits per value: a float8 number, scaled by a power of two per block.
 
-    The error is relative to the value: at most 1/16 of it in the `format` "e4m3", and 1/8 in "e5m2". This holds for
-    values down to 2⁻¹⁴ (2⁻²⁹) of the block's largest magnitude; below, the error is at most half of the smallest
-    number. MinMaxUInt8 has a smaller error for uniformly distributed values; Float8 for a mix of small and large
-    values. Zeros are exact. A block adds one byte: 8.0625 bits a value.
+    The error is at most 1/16 of the value in the `format` "e4m3", and 1/8 in "e5m2", for values down to about 2⁻¹⁴
+    (e5m2: 2⁻²⁹) of the block's largest magnitude. Smaller values have the bound of values of that magnitude. Rounding
+    is to nearest; `stochastic` doubles the bounds. MinMaxUInt8 is more accurate for uniformly distributed values, and
+    Float8 for a mix of small and large values. Zeros are exact. A block adds one byte: 8.0625 bits a value.
 
     Args:
         format: "e4m3" for more precision, or "e5m2" for more range.
@@ -248,14 +247,14 @@ class Cast(Compressor):
 
 @dataclass(frozen=True, repr=False)
 class BFloat16(Cast):
-    """Sixteen bits a value: bfloat16 on the wire, sums in fp32."""
+    """Sixteen bits a value: values are sent in bfloat16, and summed in fp32."""
 
     dtype = torch.bfloat16
 
 
 @dataclass(frozen=True, repr=False)
 class Float16(Cast):
-    """Sixteen bits a value: float16 on the wire, sums in fp32.
+    """Sixteen bits a value: values are sent in float16, and summed in fp32.
 
     Values of magnitude 65520 or more become infinite, and so does their residual. BFloat16() has the range of fp32.
     """
@@ -268,20 +267,20 @@ CHUNKS = tuple(1 << power for power in range(6, 13))
 
 @dataclass(frozen=True, repr=False)
 class TopK(Compressor):
-    """The share `ratio` of the values of each chunk, the largest in magnitude, with their positions in the chunk.
+    """The values of largest magnitude, a share `ratio` of each chunk, with their positions in the chunk.
 
-    A row is cut in chunks; the last chunk ends with the row. At least one value of each chunk is kept. Of equal values
-    the first is kept, so that the result depends on the values alone. A position takes log₂(chunk) bits, 12 by default.
-    A value takes four bytes; or `values` compresses all kept values of a row together. The positions of a row rise and
-    differ, so that adding rows gives the same result on every device. A value that is not finite counts as the largest
-    and is passed on. The host does not wait. Ranks keep different positions, so there is no `reduce`: use `SparseMean`.
+    A row is cut in chunks; the last chunk may be shorter. At least one value of each chunk is kept. Among equal
+    magnitudes the first are kept, so the result depends on the values alone. A position takes log₂(chunk) bits, 12 by
+    default. A value takes four bytes; or `values` compresses all kept values of a row together. The positions of a row
+    are distinct, so adding rows gives the same result on every device. A value that is not finite counts as the largest
+    and is passed on. The host never waits. Ranks keep different positions, so there is no `reduce`: use `SparseMean`.
 
     `TopK(0.0156, values=UInt2())` sends 14.25 bits for each value that it keeps.
 
     Args:
-        ratio: the share of the values of a chunk that is kept, in (0, 1].
+        ratio: the share of a chunk's values that are kept, in (0, 1].
         chunk: the number of values per chunk: a power of two, 64 to 4096.
-        values: a dense compressor for the kept values; None: they are sent in fp32.
+        values: a dense compressor for the kept values; with None they are sent in fp32.
     """
 
     ratio: float
@@ -303,7 +302,7 @@ class TopK(Compressor):
             )
 
     def kept(self, n: int) -> int:
-        """Return the number of values that are kept of a row of `n`."""
+        """Return how many values of a row of `n` values are kept."""
         whole, rest = divmod(integer("n", n, 0, MOST), self.chunk)
         return whole * self._kept_of(self.chunk) + self._kept_of(rest)
 
@@ -315,7 +314,7 @@ class TopK(Compressor):
         return self._compress_with_check(x, residual, key, None)
 
     def _compress_with_check(self, x: Tensor, residual: Tensor | None, key: int, ok: Tensor | None) -> Tensor:
-        """Return packed rows, and set `ok` to True. `add_` sets it to False if the mean is not finite."""
+        """Return packed rows, and set the bool `ok` to True. `_mean_of` sets it to False if the mean is not finite."""
         places, kept = operators.select(x, *self._counts(x.shape[1]), residual)
         packed = x.new_empty(len(x), self.row_bytes(x.shape[1]), dtype=torch.uint8)
         operators.join_(packed, places, kept if self.values is None else None, self.chunk, ok)
@@ -362,7 +361,7 @@ class TopK(Compressor):
         return min(length, max(1, round(self.ratio * length)))
 
     def _counts(self, n: int) -> tuple[int, int, int]:
-        """Return the length of a chunk, the number of kept values in it, and in the last chunk of `n` values."""
+        """Return (values of a chunk, kept values of a chunk, kept values of the shorter last chunk of a row of `n`)."""
         return self.chunk, self._kept_of(self.chunk), self._kept_of(n % self.chunk)
 
     def _values(self, packed: Tensor, count: int) -> Tensor | None:

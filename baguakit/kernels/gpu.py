@@ -1,6 +1,6 @@
-"""Parts of kernels: random numbers as in `noise.py`, the rotation of `rotation.py`, loads and stores; and launches.
+"""Functions that kernels share: random numbers (`noise.py`), rotation (`rotation.py`), loads, stores, and launches.
 
-Here and in all kernels, an argument in capitals is a constant of the compilation.
+In all kernels, an argument in capitals is a compile-time constant.
 """
 
 import contextlib
@@ -12,16 +12,16 @@ import triton.language as tl  # type: ignore[import-untyped]
 
 
 def tiled(n: int, tile: int) -> list[tuple[int, int, bool]]:
-    """Return (first, tiles, masked) of each launch over n values: one for full tiles, one for a partial last tile.
+    """Return (first tile, number of tiles, masked) of each launch over n values: full tiles, then a partial last tile.
 
-    Only a partial last tile needs a mask. All other tiles move whole lines of memory.
+    Only the partial last tile needs a mask. Full tiles move whole lines of memory.
     """
     whole, rest = divmod(n, tile)
     return [(0, whole, False)] * (whole > 0) + [(whole, 1, True)] * (rest > 0)
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
-    """Launch a kernel, if it has programs, on the device of its first argument. Triton takes the current device."""
+    """Launch a kernel, if it has programs, on its first argument's device. Triton would use the current device."""
     if programs:
         device = arguments[0].device
         there = device.type != "cuda" or device.index == torch.cuda.current_device()  # as on a lane
@@ -72,7 +72,7 @@ def restore(x, signs_ptr):
 
 @triton.jit
 def butterflies(x):
-    """Apply H. Each step combines pairs at the lowest bit of the position, and moves that bit to the top."""
+    """Return H x (`rotation.py`). A step combines positions that differ in the lowest bit, and makes it the highest."""
     WIDTH: tl.constexpr = x.shape[0]
     BLOCKS: tl.constexpr = x.shape[1]
     for step in tl.static_range(13):

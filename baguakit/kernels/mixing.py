@@ -1,12 +1,12 @@
-"""Update a tensor from received tensors in one pass: a weighted mix, and the landing of an asynchronous result.
+"""Update a tensor x in one pass: mix received tensors y_k into it, or apply ("land") an asynchronous result r.
 
-    mix    x ← w₀ x + Σ_k w_k y_k                              4 (k + 2) bytes a value in fp32
-    land   x ← r where x = b, else x + (r − b)                 16 bytes a value in fp32
+    mix    x ← w₀ x + Σ_k w_k y_k  for K tensors y_k           moves 4 (K + 2) bytes a value in fp32
+    land   x ← r where x = b, else x + (r − b)                 moves 16 bytes; r was computed from b, an earlier x
 
-Mixing uses fp32 (fp64 for fp64), in the order of the tensors: w₀ x is rounded, then each product is added to the sum
-with one rounding for both (a fused multiply-add). A narrower dtype is rounded to only at the end. Landing uses the
-dtype of x, and each operation rounds to it. If x still equals b, it becomes r bit for bit; otherwise the change of x
-since b is kept. A NaN equals nothing, so that it stays NaN.
+Mixing computes in fp32 (fp64 tensors in fp64), in the order of the tensors: w₀ x is rounded, then each product is added
+by a fused multiply-add, which rounds once. Narrower dtypes are rounded only at the end. Landing computes in the dtype
+of x, and rounds after each operation. A value that still equals b becomes r exactly; in other values, the change of x
+since b is kept. A NaN equals nothing, so a NaN in x stays NaN.
 
 This file is the definition, which CPU tensors use; `mixing_gpu.py` has the same arithmetic for GPUs.
 """
@@ -34,7 +34,7 @@ def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float]) -> None:
 
 
 def land_(x: Tensor, result: Tensor, before: Tensor, good: Tensor | None = None) -> None:
-    """Land a result:  x ← result where x equals `before`, else x + (result − before), which keeps later changes.
+    """Set x ← result where x equals `before`, else x + (result − before), which keeps changes of x since `before`.
 
     If the bool `good` is False, x does not change.
     """
@@ -45,7 +45,7 @@ def land_(x: Tensor, result: Tensor, before: Tensor, good: Tensor | None = None)
 
 
 def _runs(x: Tensor, length: int) -> list[Any]:
-    """Return the parts of a long row. A short row, or a tensor of any other shape, is one part."""
+    """Return slices that cut a row every `length` values. A shorter row, or a tensor of another shape, is not cut."""
     if x.dim() != 1 or len(x) <= length:
         return [...]
     return [slice(i, i + length) for i in range(0, len(x), length)]

@@ -18,14 +18,14 @@ MOST = 8  # tensors mixed in by one launch
 
 @triton.jit
 def wide(x):
-    """Return values in the dtype of the sum."""
+    """Return values in the dtype of sums: fp64 for fp64, else fp32."""
     return x if x.dtype == tl.float64 else x.to(tl.float32)
 
 
 @triton.jit
 def places(first, TILE, MASKED):
     at = (first + tl.program_id(0)).to(tl.int64) * TILE + tl.arange(0, TILE)
-    # Masked values move one by one, so adjacent values should belong to adjacent threads: promise no alignment.
+    # Masked values move one by one. Without a hint of alignment, Triton gives adjacent values to adjacent threads.
     return tl.multiple_of(at, 1) if MASKED else at
 
 
@@ -64,7 +64,7 @@ def land_kernel(x_ptr, result_ptr, before_ptr, good_ptr, n, first, TILE: tl.cons
 
 
 def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float]) -> None:
-    """Mix any number of tensors, `MOST` in a launch. Between launches, the sum keeps its wide dtype."""
+    """Mix any number of tensors, at most `MOST` per launch. Between launches, the sum stays in fp32 or fp64."""
     begun = x
     for start in range(0, max(len(others), 1), MOST):
         some, factors = others[start : start + MOST], weights[start + 1 : start + MOST + 1]

@@ -12,14 +12,14 @@ def uniform(position: Tensor, seed: Tensor) -> Tensor:
 
 
 def _mix(h: Tensor) -> Tensor:
-    # The 32-bit finalizer with the least bias of the hash-prospector project. Factors < 2³¹, so products fit in int64.
+    # The 32-bit finalizer of least bias, from the hash-prospector project. Factors are < 2³¹, so products fit in int64.
     h = ((h ^ (h >> 16)) * 0x21F0AAAD) & WORD
     h = ((h ^ (h >> 15)) * 0x735A2D97) & WORD
     return h ^ (h >> 15)
 
 
 def seed_words(key: int) -> tuple[int, int]:
-    """Return two 32-bit words, a hash of `key` (SplitMix64), so that adjacent keys give unrelated words."""
+    """Return the SplitMix64 hash of `key` as two 32-bit words, low word first. Adjacent keys give unrelated words."""
     mask = (1 << 64) - 1
     z = ((key + 1) * 0x9E3779B97F4A7C15) & mask
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask

@@ -1,8 +1,8 @@
-"""All operations, dispatched by device: CUDA tensors use the kernels, all others the definition.
+"""All operations, dispatched by device: CUDA tensors use the kernels, other tensors the definition.
 
-What they do is said in full where they are defined, in `mixing.py`, `topk.py` and `blockwise/definition.py`. They are
-operators of torch if torch records them, and plain calls otherwise: a dispatch costs the host more than the launch of
-a kernel, on a thread that backward waits for.
+`mixing.py`, `topk.py` and `blockwise/definition.py` document the operations in full. While torch records, an operation
+is called as an operator of torch, otherwise as a plain function: a dispatch by torch takes the host longer than the
+launch of a kernel, on a thread that backward waits for.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -27,9 +27,9 @@ imported = cache(import_module)  # Triton is imported at the first kernel: where
 class Operator(Generic[Result]):
     """A function of a tensor and other arguments. While torch records (compiles, traces), it is called as an operator.
 
-    It has no gradient. `mutates` names the arguments that it overwrites. These have no defaults, because torch 2.11
-    does not find a mutated argument that is left out. `fake` returns tensors of the shapes of the results, if there are
-    results. `name` is the name of the operator; by default, the name of the function.
+    It has no gradient. `mutates` names the arguments that it overwrites. Such arguments have no defaults, because torch
+    2.11 does not find a mutated argument that is left out. `fake` returns tensors with the shapes and dtypes of the
+    results, if there are results. `name` is the name of the operator; by default, the name of the function.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Operator(Generic[Result]):
 
 def uploaded(x: Tensor, device: torch.device) -> Tensor:
     """Return `x` on `device`, without blocking the host."""
-    # A copy from memory that is not pinned may wait for all earlier work of the stream. Dynamo does not trace this.
+    # A copy from memory that is not pinned may wait for all earlier work of the stream. Dynamo cannot trace pinning.
     if x.is_cpu and device.type == "cuda" and not torch.compiler.is_compiling():
         x = x.pin_memory()
     return x.to(device, non_blocking=True)
@@ -73,13 +73,13 @@ def _home(x: Tensor, family: str, *written: Tensor | None) -> Any:
 
 @partial(Operator, mutates={"x"})
 def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float]) -> None:
-    """Mix tensors of one shape, dtype and device; x is contiguous, and shares no memory with the others."""
+    """Mix `others` into `x`, all of one shape, dtype and device; x is contiguous and shares no memory with `others`."""
     _home(x, "mixing", x).mix_(x.view(-1), [other.reshape(-1) for other in others], weights)
 
 
 @partial(Operator, mutates={"x"})
 def land_(x: Tensor, result: Tensor, before: Tensor, good: Tensor | None) -> None:
-    """Land a result in `x`, unless the bool `good` is False."""
+    """Land `result` in `x`, as in `mixing.py`, unless the bool `good` is False."""
     alike = x.dtype == result.dtype == before.dtype
     if alike and x.is_contiguous() and result.is_contiguous() and before.is_contiguous():
         _home(x, "mixing", x).land_(x.view(-1), result.view(-1), before.view(-1), good)
@@ -94,14 +94,14 @@ def _fake_select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | No
 
 @partial(Operator, mutates={"residual"}, name="topk_select", fake=_fake_select)
 def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the places and values of the `k` largest of each chunk of `x` (rows, n), and `rest` of a shorter one."""
+    """Return the places and values of the `k` largest per chunk of `x` (rows, n); `rest` in a shorter last chunk."""
     selected: tuple[Tensor, Tensor] = _home(x, "topk", residual).select(x, chunk, k, rest, residual)
     return selected
 
 
 @partial(Operator, mutates={"packed", "ok"}, name="topk_join_")
 def join_(packed: Tensor, places: Tensor, values: Tensor | None, chunk: int, ok: Tensor | None) -> None:
-    """Write places, and values (fp32) if given, to packed rows."""
+    """Write places, and values (fp32) if they are given, to packed rows."""
     _home(packed, "topk").join_(packed, places, values, chunk, ok)
 
 
@@ -110,7 +110,7 @@ def add_rows_(
     out: Tensor, packed: Tensor, values: Tensor | None, weights: Tensor | None, chunk: int, k: int, rest: int,
     ok: Tensor | None,
 ) -> None:  # fmt: skip
-    """Add packed rows times their weights to `out` (n,); without weights, `out` ← their mean."""
+    """Add packed rows times their weights to `out` (n,); without weights, overwrite `out` with the mean of the rows."""
     _home(out, "topk", out).add_(out, packed, values, weights, chunk, k, rest, ok)
 
 
@@ -121,7 +121,7 @@ def add_rows_(
     ),
 )  # fmt: skip
 def compress(x: Tensor, format: str, block: int, residual: Tensor | None, key: int | None) -> Tensor:
-    """Return the packed rows of `x` (rows, n). Here and below, `format` is the name of a format."""
+    """Return the packed rows of `x` (rows, n). In this file, `format` is the name of a format."""
     home = _blockwise(format, x, "values", residual, "residual", key)
     packed: Tensor = home.compress(FORMATS[format], x, block, residual, key)
     return packed
@@ -135,7 +135,7 @@ def decompress_(out: Tensor, format: str, packed: Tensor, block: int, ok: Tensor
 
 @partial(Operator, mutates={"out"})
 def add_(out: Tensor, format: str, packed: Tensor, weights: Tensor, block: int) -> None:
-    """Add the packed rows, each times its weight (fp32), one after another to `out` (n,), all in fp32."""
+    """Add each packed row times its weight (fp32) to `out` (n,), one row after another, in fp32."""
     _blockwise(format, packed, "packed rows", out, "out").add_(FORMATS[format], out, packed, weights, block)
 
 
@@ -153,9 +153,9 @@ def reduce(
 
 
 def _blockwise(format: str, read: Tensor, name: str, written: Tensor | None, its_name: str, more: Any = None) -> Any:
-    """Return the module whose functions take these tensors; raise a ValueError if the two share memory.
+    """Return the module for the device of `read`; raise a ValueError if `read` and `written` share memory.
 
-    For few values on a CPU this is the format's NumPy module, if it has one and there is no need for `more` features.
+    Few values on a CPU use the format's NumPy module, if it has one and `more` is None: it takes no key, and no `ok`.
     """
     if written is not None:
         a, b = written.data_ptr(), read.data_ptr()

@@ -1,17 +1,17 @@
 """A randomised Hadamard transform of blocks, which spreads every value over all positions of its block.
 
-    rotated = H D x / 2ᵐ⁺¹       blocks of 2ᵐ values; D = diag(±1), the same for all blocks, ranks and rounds
-    x       = 2 D H rotated
+    rotated = H D x / 2ᵐ⁺¹       x: a block of 2ᵐ values; H: the Hadamard matrix of this size; D = diag(±1),
+    x       = 2 D H rotated      which is the same for all blocks, ranks and rounds
 
-Each rotated value is a mean of all values of the block with random signs. So rotated values are nearly normal for any
-distribution, and few are outliers, which suits a uniform grid. H D / √2ᵐ is orthonormal, so that the norm of an error
-does not change. The signs depend only on the position (`noise.py`, key 0): ranks can add rotated blocks, and decoding
-needs no key.
+A rotated value is half the mean of all values of the block with random signs. So rotated values are nearly normal for
+any distribution, and few are outliers, which suits a uniform grid. H D / √2ᵐ is orthonormal, so that the norm of an
+error, relative to that of x, does not change. The signs depend only on the position (`noise.py`, key 0), so that ranks
+can add rotated blocks, and decoding needs no key.
 
-H is applied in m steps. Step d = 0, 1, … m − 1 maps pairs of positions that differ by 2ᵈ: (a, b) → (a + b, a − b). The
-factors are powers of two. Factors below one come before the first step, in both directions, so that no sum overflows or
-becomes NaN. Only the last product, with 2ᵐ⁺¹, can make a finite value infinite: if it differs from the largest fp32 by
-less than the error of its block. `gpu.py` does the same.
+H is applied in m steps. Step d = 0, 1, … m − 1 replaces two values a and b that are 2ᵈ positions apart by a + b and
+a − b. The factors are powers of two. In both directions a factor below one comes before the first step, so that no sum
+overflows or becomes NaN. Only the last product, with 2ᵐ⁺¹, can make a finite value infinite, and only a value that
+differs from the largest fp32 by less than the error of its block. `gpu.py` does the same.
 """
 
 from functools import lru_cache
@@ -26,9 +26,9 @@ STEPS = 3  # taken at once: 2³ parts fit the registers of a CPU; with more, the
 
 @lru_cache(maxsize=64)
 def signs_of(width: int, device: torch.device) -> Tensor:
-    """Return D of blocks of `width` values, as ±1 in fp32."""
+    """Return the diagonal of D for blocks of `width` values: ±1 in fp32."""
     seed = torch.tensor(noise.seed_words(0), device="cpu")
-    # Made on the CPU and copied: the copy is complete at the return, so that any stream may read it.
+    # The signs are made on the CPU: the copy is then complete when `.to` returns, so that any stream may read it.
     negative = noise.uniform(torch.arange(width), seed) >= 0.5
     return (1 - 2 * negative.float()).to(device)
 
@@ -44,7 +44,7 @@ def restore(x: Tensor, signs: Tensor) -> Tensor:
 
 
 def _transformed(x: Tensor) -> Tensor:
-    """Return H x. Blocks are transposed to columns and back, so that all additions are of contiguous rows."""
+    """Return H x for each block. Blocks are transposed to columns and back, so that additions take contiguous rows."""
     blocks = x.reshape(-1, x.shape[-1])
     columns = in_memory(blocks.t())
     left = x.shape[-1].bit_length() - 1
@@ -62,6 +62,6 @@ def _transformed(x: Tensor) -> Tensor:
 
 
 def in_memory(x: Tensor) -> Tensor:
-    """Return a contiguous tensor. Inductor writes it to memory, and does not compute it again for each use."""
+    """Return `x` contiguous. `as_strided` makes Inductor store it, and not compute it again for each use."""
     x = x.contiguous()
     return x.as_strided(x.shape, x.stride())

@@ -1,23 +1,23 @@
-"""The largest values of each chunk of a row by magnitude, with their positions, in the order of positions.
+"""The values of largest magnitude in each chunk of a row, with their positions, sorted by position.
 
-A row of n values is cut in chunks of `chunk` values; the last one ends with the row. Of a chunk k values are kept:
+A row of n values is cut in chunks of `chunk` values; the last chunk may be shorter. A chunk keeps k values:
 
     v         = x in fp32
-    size      = the bits of |v|, as an integer          same order as the magnitude; a NaN is the largest
+    size      = the bits of |v|, as an integer          sizes have the order of magnitudes; a NaN is the largest
     threshold = the k-th largest size
-    kept      = all larger than the threshold, and the first that are equal to it
-    residual  = v − v where kept, else v                 0, or NaN where v is not finite
+    kept      = the values whose size exceeds the threshold, and the first values whose size equals the threshold
+    residual  = v − v for a kept value, else v           v − v is 0, or NaN if v is not finite
 
 The result depends on the values alone: of equal magnitudes the first positions are kept, on every device. All NaNs have
 one size, and are sent as 0x7fc00000.
 
-A packed row has the positions, as codes of log₂(chunk) bits in planes of whole bytes (`blockwise/format.py`), zeros up
-to a multiple of 16 bytes, and the values, in fp32 or as a compressor packs them. Rows are added one after another. The
-positions of a row differ, so that the order within a row does not matter.
+A packed row holds the positions, then zeros up to a multiple of 16 bytes, then the values. Positions are codes of
+log₂(chunk) bits in planes of whole bytes (`blockwise/format.py`); values are in fp32, or as a compressor packs them.
+Rows are added one after another. The positions in a row are distinct, so the order within a row does not matter.
 
-This file is the definition, which CPU tensors use; `topk_gpu.py` gives the same result on GPUs. NumPy's partition takes
-a tenth of the time of torch's. Few candidates are found first: a chunk is cut in groups, and at least k sizes reach the
-k-th largest of the groups' maxima, so that all kept values are among them.
+This file is the definition, which CPU tensors use; `topk_gpu.py` gives the same result on GPUs. It uses NumPy's
+partition, which takes a tenth of the time of torch's. First it reduces a chunk to few candidates: it cuts the chunk in
+groups. At least k sizes reach the k-th largest of the groups' maxima, so all other sizes are below the threshold.
 """
 
 from collections.abc import Iterator
@@ -38,9 +38,9 @@ Bits = NDArray[np.int32]
 
 
 def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return the kept values (rows, K) of rows `x`: their positions in their chunks, int32, and the values, fp32.
+    """Return positions in chunks (int32) and values (fp32) of the values kept of rows `x`, both (rows, kept per row).
 
-    `k` values are kept of a full chunk, and `rest` of a shorter one. `residual` (fp32, shape of `x`) gets all others.
+    A full chunk keeps `k` values, and a shorter one `rest` values. `residual` (fp32, shape of `x`) gets the others.
     """
     count = x.shape[1] // chunk * k + rest
     places = torch.empty(len(x), count, dtype=torch.int32, device=x.device)
@@ -100,9 +100,9 @@ def candidates(sizes: Bits, k: int) -> tuple[Bits, NDArray[np.int64]]:
 
 
 def maxima_of(sizes: Bits, k: int) -> tuple[Bits, int]:
-    """Return the maxima of groups of each chunk, and the length of a group if its values are adjacent, else 1.
+    """Return the maxima of each chunk's groups, and the length of a group if its values are adjacent, else 1.
 
-    Few kept values: groups are lines of adjacent values. Else groups are smaller and spread over the chunk (faster).
+    If few values are kept, groups are lines of adjacent values. Else smaller groups of scattered values are faster.
     """
     chunks, width = sizes.shape
     if 8 * k * LINE <= width and width % LINE == 0:
@@ -119,14 +119,14 @@ def values_at(count: int, chunk: int) -> int:
 
 
 def planes(packed: Tensor, count: int, chunk: int) -> tuple[tuple[Tensor, ...], int]:
-    """Return the planes of the positions of `count` values, and the bits of a position."""
+    """Return the planes that hold the positions of `count` values, and the number of bits of a position."""
     bits = chunk.bit_length() - 1
     sizes = [-(-count // 8) * plane for plane in packing.planes_of(bits)]
     return torch.split(packed[:, : sum(sizes)], sizes, 1), bits
 
 
 def join_(packed: Tensor, places: Tensor, values: Tensor | None, chunk: int, ok: Tensor | None = None) -> None:
-    """Write positions (rows, K), zeros as padding, and values if given, to packed rows.
+    """Write positions (rows, count), zeros as padding, and values if they are given, to packed rows.
 
     Set the bool `ok` to True, which saves a launch; `add_` sets it to False if a mean is not finite.
     """
@@ -142,14 +142,14 @@ def join_(packed: Tensor, places: Tensor, values: Tensor | None, chunk: int, ok:
 
 
 def in_rows(places: Tensor, chunk: int, k: int) -> Tensor:
-    """Return the positions in rows of values with the positions `places` (rows, K) in chunks."""
+    """Convert `places` (rows, count), which are positions in chunks, to positions in rows."""
     count = places.shape[1]
     starts = torch.arange(0, -(-count // k) * chunk, chunk, device=places.device)
     return places + starts.repeat_interleave(k)[:count]
 
 
 def parts_of(packed: Tensor, values: Tensor | None, count: int, chunk: int, k: int) -> tuple[Tensor, Tensor]:
-    """Return the values of packed rows (or the given `values`) and their positions in the row: (rows, count) each."""
+    """Return the values of packed rows (or `values`, if given) and their positions in the row, both (rows, count)."""
     places = packing.split(*planes(packed, count, chunk)).flatten(1)[:, :count]
     if values is None:
         values = packed[:, values_at(count, chunk) :].flatten().view(torch.float32).view(places.shape)
@@ -160,10 +160,10 @@ def add_(
     out: Tensor, packed: Tensor, values: Tensor | None, weights: Tensor | None, chunk: int, k: int, rest: int,
     ok: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Add packed rows, each times its weight, to `out` (n,), in fp32 at least; without weights, `out` ← their mean.
+    """Add each packed row times its weight to `out` (n,), in fp32 or fp64; without weights, set `out` to the rows' mean.
 
-    `values` (rows, K) are given if the packed rows do not hold them in fp32. The bool `ok` becomes False if the mean is
-    not finite.
+    `values` (rows, count) are given if the packed rows do not hold fp32 values. The bool `ok` becomes False if a result
+    is not finite.
     """
     if weights is None:
         out.zero_()

@@ -1,9 +1,9 @@
-"""The k largest values of each chunk on GPUs: the same bytes as in the definition, without a wait for the host.
+"""The GPU kernels for the k largest values of each chunk: the same bytes as the definition. The host does not wait.
 
-A program that selects holds a chunk in registers. It reads each value once, finds the threshold by bisection, and
-writes the kept values. The bisection begins between the smallest and the largest of the maxima of adjacent values. It
-ends when exactly k values reach the candidate: after ten counts for most chunks, and 31 at most. A program that adds
-takes one chunk of all rows, and after each row waits until all its threads have added their values.
+A program of `select_kernel` holds a chunk in registers. It reads each value once, finds the threshold by bisection, and
+writes the kept values. The bisection begins between the least and the largest maximum of groups of adjacent values. It
+ends when exactly k values reach the tried size: after ten tries for most chunks, and 31 at most. A program of
+`add_kernel` takes one chunk of all rows; after each row it waits until all its threads have added their values.
 """
 
 from typing import Any
@@ -21,14 +21,14 @@ NAN = tl.constexpr(topk.NAN)
 NEIGHBOURS = tl.constexpr(16)
 TILE = 512  # places that a program packs
 ZEROS = {torch.bfloat16: 16, torch.float16: 13}  # the lowest bits of a size
-# The largest number of registers per thread. Three programs of the longest chunk then share a multiprocessor, so that
-# one computes while others read. Some values are spilled, but an H100 takes 0.6 of the time with a residual.
+# The limit of registers per thread. With it, three programs of the longest chunk share a multiprocessor: one computes
+# while others read. Some values are spilled, but with a residual an H100 takes 0.6 of the time without a limit.
 REGISTERS = 80
 
 
 @triton.jit
 def divided(at, left):
-    """Return two masks: values in complete groups of four, which move together; and the other existing values."""
+    """Return two masks: of the values in complete groups of four, which move together, and of the other values."""
     whole = at // 4 * 4 + 3 < left
     return whole, (at < left) & ~whole
 
@@ -101,7 +101,7 @@ def join_kernel(
     packed_ptr, places_ptr, values_ptr, ok_ptr, row_bytes, values_at, count, tiles,
     BITS: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    # Value i of a row is in byte i mod w of a plane of w bytes; ⌊i / w⌋ gives its bits in the byte.
+    # In a plane of w bytes, code i of a row is in byte i mod w; ⌊i / w⌋ tells which bits of the byte it takes.
     row = (tl.program_id(0) // tiles).to(tl.int64)
     at = (tl.program_id(0) % tiles).to(tl.int64) * TILE + tl.arange(0, TILE)
     packed_ptr += row * row_bytes
@@ -189,7 +189,7 @@ def options_of(chunk: int) -> dict[str, Any]:
 
 
 def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Launch the kernel. Arguments and results are those of the definition."""
+    """Select the kept values. Arguments and results are those of the definition."""
     x = x.contiguous()
     rows, n = x.shape
     places = torch.empty(rows, n // chunk * k + rest, dtype=torch.int32, device=x.device)

@@ -1,1 +1,1 @@
-"""The blockwise wire formats: their common parts, and for each its definition and its Triton functions."""
+"""The blockwise wire formats: common parts, and for each format a definition in PyTorch and functions in Triton."""

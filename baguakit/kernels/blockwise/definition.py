@@ -1,7 +1,7 @@
 """The operations of all blockwise formats: packing, unpacking, adding and averaging rows of values.
 
-This file is the definition, which CPU tensors use; `gpu.py` does the same on GPUs, and gives the same bytes. The
-definition divides by tensors and not by numbers: for a number, CUDA would multiply by its inverse.
+This file is the definition, which CPU tensors use; `gpu.py` gives the same bytes on GPUs. The definition divides by
+tensors, not by Python numbers: on CUDA, torch would multiply by the inverse of a number instead.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ from ..cpu.inductor import piecewise
 from ..rotation import in_memory, restore, rotate, signs_of
 from .format import Format, Run, join_, planes_of, split, stripes
 
-# In-place functions on a run of blocks: the units, each compiled separately on a CPU. `measure_` is separate because
-# Inductor would otherwise repeat the work of a block for each of its values. The *parts* of a row are its headers, and
-# its codes by plane.
+# The *units* are in-place functions on a run of blocks, compiled separately on a CPU. `measure_` is not a part of
+# `encode_`, because Inductor would then repeat the work for a block for each value of the block. The *parts* of a row
+# are its headers and, for each plane, its codes.
 
 
 def measure_(header: Tensor, scale: Tensor, x: Tensor, format: Format, *draws: Tensor) -> None:
@@ -53,7 +53,7 @@ def unpack_(out: Tensor, signs: Tensor | None, format: Format, *parts: Tensor) -
 
 
 def accumulate_(total: Tensor, weights: Tensor, format: Format, *parts: Tensor) -> None:
-    """Add packed rows to `total`, each times its weight. The parts of the rows are given one row after another."""
+    """Add each packed row times its weight to `total`. `parts` has the parts of row 0, then the parts of row 1, …"""
     value = stripes(total, format.bits)
     count = 1 + len(planes_of(format.bits))
     for row in range(len(parts) // count):
@@ -74,12 +74,12 @@ def add_loss_(residual: Tensor, x: Tensor, times: Tensor, signs: Tensor | None, 
 
 
 def _values(format: Format, header: Tensor, *codes: Tensor) -> Tensor:
-    """Decode blocks. The result keeps the order of stripes in the packed codes, which a CPU can vectorise."""
+    """Return the decoded values of blocks, in stripes as the codes are packed: a CPU can vectorise this order."""
     return format.decode(split(codes, format.bits), header.unsqueeze(-2))
 
 
 def _restored(striped: Tensor, signs: Tensor | None) -> Tensor:
-    """Undo the rotation of blocks, if there was one. Input and result are in stripes."""
+    """Return blocks without their rotation, if `signs` are given. Input and result are in stripes."""
     return striped if signs is None else restore(in_memory(striped.flatten(-2)), signs).reshape(striped.shape)
 
 
@@ -126,7 +126,7 @@ def decompress_(format: Format, out: Tensor, packed: Tensor, block: int, ok: Ten
 
 
 def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: int) -> None:
-    """Add the packed rows, each times its weight (fp32), one after another to `out` (n,), all in fp32.
+    """Add each packed row times its weight (fp32) to `out` (n,), one row after another, in fp32.
 
     Rotated rows are summed from zero; the rotation of the sum is then undone, and the result is added to `out`.
     """
@@ -148,10 +148,10 @@ def reduce(
     format: Format, packed: Tensor, n: int, block: int, residual: Tensor | None = None, key: int | None = None,
     ok: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the mean of the packed rows, summed in their order and divided by their number, packed again.
+    """Return the mean of the packed rows, as one packed row. Rows are summed in their order before the division.
 
     Add to `residual` (fp32, (n,)) the error of the second packing, times the number of rows. Set the bool `ok` to True,
-    which saves a launch; `decompress_` sets it to False if a value is not finite.
+    to save a separate launch; `decompress_` sets it to False if a value is not finite.
     """
     layout, rows = format.layout(n, block), packed.shape[0]
     sent = layout.empty(1, packed.device)
@@ -184,7 +184,7 @@ def _pack_(
 def _add_rows_(
     format: Format, run_unit: units.RunUnit, total: Tensor, run: Run, packed: Tensor, weights: Tensor
 ) -> None:
-    """Add the rows to `total`: four in one pass while four are left, then one in each pass."""
+    """Add the rows to `total`: four rows in a pass while four are left, then one row in a pass."""
     first, rows = 0, len(weights)
     while first < rows:
         last = first + 4 if first + 4 <= rows else first + 1
@@ -196,9 +196,9 @@ def _add_rows_(
 def _tools(
     format: Format, run: Run, rows: int, n: int, values: Tensor, beside: Tensor | None
 ) -> tuple[units.RunUnit, Tensor | None, bool]:
-    """Return the function that runs units on a run, the signs of its rotation, and whether it takes all rows at once.
+    """Return the function that runs units on `run`, the signs of the rotation, if any, and whether a call takes all rows.
 
-    Single blocks run uncompiled. One call for all rows is cheaper, but compiled units take two dimensions only.
+    A run of one block is not compiled. One call for all rows is cheaper, but compiled units take only 2-d tensors.
     """
     contiguous = values.is_contiguous() and (beside is None or beside.is_contiguous())
     compiled = run.height > 1 and values.is_cpu and contiguous

@@ -1,29 +1,29 @@
-"""Eight bits per value: a float8 number, and a power of two for each block.
+"""Eight bits per value: a float8 number, and a power of two s for each block.
 
     s    = the smallest power of two with max |x| / s ≤ largest, within the bounds below
-    code = float8(x / s)                             to the nearest, ties to even; clamped to the largest
+    code = float8(x / s)                             to the nearest, ties to even; clamped to ± largest
     x′   = the number of the code · s                |x′ − x| ≤ max(|x| / 2ᵐ⁺¹, s · 2ᵉ⁻ᵐ / 2)
 
-    format   m   e     largest          least number, 2ᵉ⁻ᵐ
+    format   m   e     largest          smallest, 2ᵉ⁻ᵐ         m: bits of the mantissa; 2ᵉ: smallest normal number
     e4m3     3   −6    448 = 1.75·2⁸    2⁻⁹                    (torch.float8_e4m3fn)
     e5m2     2   −14   57344 = 1.75·2¹⁵ 2⁻¹⁶                   (torch.float8_e5m2)
 
 Division by a power of two is exact, so only the cast rounds. s takes one byte, the exponent of s · 2¹²⁷ (E8M0 of the
-OCP Microscaling Formats, v1.0, 2023): 8.0625 bits a value in blocks of 128. Of the format's 18 (e5m2: 32) powers of two
-below the largest value, at most one is lost; large values lose no precision. Zeros keep their sign. s is at least
-2ᵐ⁻ᵉ⁻¹²⁶, so that every x′ but zero is a normal number, and devices that flush subnormals decode the same. s is at most
-2¹¹⁹ (2¹¹²), so that finite values decode to finite values: larger ones than 1.75 · 2¹²⁷ decode to 1.75 · 2¹²⁷. A block
-with a NaN or an infinity has the byte 255 and codes 0, and all its values decode to NaN.
+OCP Microscaling Formats, v1.0, 2023): 8.0625 bits a value in blocks of 128. A format spans 18 (e5m2: 32) powers of two.
+As s is a power of two, a block may leave the highest of them unused, but keeps full precision. Zeros keep their
+sign. s is at least 2ᵐ⁻ᵉ⁻¹²⁶, so that every x′ but zero is a normal number, and devices that flush subnormals decode the
+same. s is at most 2¹¹⁹ (e5m2: 2¹¹²), so that finite values decode to finite values; magnitudes above 1.75 · 2¹²⁷ decode
+to 1.75 · 2¹²⁷. A block with a NaN or an infinity has the byte 255 and codes 0, and all its values decode to NaN.
 
-Random rounding is unbiased: for |x| / s between two neighbours a < b, b is taken with the probability
+Random rounding is unbiased: if |x| / s is between adjacent float8 numbers a < b, it becomes b with the probability
 (|x| / s − a) / (b − a).
 
-This file is the definition, with torch's casts. `float8_gpu.py` computes the same with integers, because casts on older
-GPUs and in Triton's interpreter differ from torch's:
+This file is the definition, with torch's casts. `float8_gpu.py` computes the same codes with integers, because casts on
+older GPUs and in Triton's interpreter differ from torch's:
 
-    f    = max(exponent of |x / s| − e + 1, 1)       the exponent's field
-    k    = |x / s| · 2ᵐ⁻ᵉ⁻ᶠ⁺¹, rounded               2ᵐ ≤ k ≤ 2ᵐ⁺¹, or less where f = 1
-    code = (f − 1) · 2ᵐ + k                          a carry into the exponent is the next power of two
+    f    = max(exponent of |x / s| − e + 1, 1)       the field of the exponent
+    k    = |x / s| · 2ᵐ⁻ᵉ⁻ᶠ⁺¹, rounded               2ᵐ ≤ k ≤ 2ᵐ⁺¹, or less if f = 1
+    code = (f − 1) · 2ᵐ + k, with the sign of x      k = 2ᵐ⁺¹ gives the next power of two
 """
 
 import torch
@@ -37,7 +37,7 @@ MANTISSA = 0x600000  # of 1.75, that of the largest number in both formats
 
 
 class Float8Format(Format):
-    """The two formats of this file: m bits of mantissa; e is the exponent of the smallest normal number."""
+    """A format of this file, with `m` bits of mantissa; `e` is the exponent of the smallest normal number."""
 
     bits = 8
     header = (torch.uint8, 1)

@@ -1,4 +1,4 @@
-"""The arithmetic of `float8.py` for GPUs; see there for the formats. A word is the exponent field of s."""
+"""The arithmetic of the formats of `float8.py` for GPUs. The word (header) of a block is the exponent field of s."""
 
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
@@ -45,7 +45,7 @@ def encode(x, word, scale, draw, FORM):
 @triton.jit
 def decode(codes, word, FORM):
     M: tl.constexpr = FORM[M_AT]
-    # The bits of a code, read as fp32, are wrong only by a power of two: the exponent has fewer bits.
+    # The bits of a code, read as fp32, differ from its value by a power of two, because the exponents' biases differ.
     bits, field = codes.to(tl.int8, bitcast=True).to(tl.int32), word.to(tl.int32)
     small = (bits << (23 - M)) & (-0x80000000 | 0x7F << (23 - M))
     s = tl.where(field == 255, NAN, power(field))
@@ -54,5 +54,5 @@ def decode(codes, word, FORM):
 
 @triton.jit
 def power(field):
-    """Return the power of two whose exponent has this field."""
+    """Return the power of two in fp32 whose exponent field is `field`."""
     return (field << 23).to(tl.float32, bitcast=True)

@@ -15,12 +15,12 @@ RUN = 1 << 20
 
 
 def aligned(count: int) -> int:
-    """Round up to 16 bytes, so that every part of a row can be read 16 bytes at a time."""
+    """Return `count` rounded up to a multiple of 16: each part of a row can then be read 16 bytes at a time."""
     return (count + 15) // 16 * 16
 
 
 def planes_of(bits: int) -> tuple[int, ...]:
-    """Return the widths of the planes that a code is cut into: powers of two that add up to `bits`, (4, 1) for 5."""
+    """Return the widths in bits of the planes of a code: powers of two that add up to `bits`, such as (4, 1) for 5."""
     return tuple(plane for plane in (8, 4, 2, 1) if bits & plane)
 
 
@@ -53,21 +53,21 @@ class Layout(NamedTuple):
     runs: tuple[Run, ...]  # the blocks of a row, whole ones first
 
     def empty(self, rows: int, device: torch.device) -> Tensor:
-        """Return memory for packed rows. The padding is zero."""
+        """Return an uninitialised tensor for packed rows, whose padding is zero."""
         packed = torch.empty(rows, self.row, dtype=torch.uint8, device=device)
         for part in self.zeros:
             packed[:, part].zero_()
         return packed
 
 
-# A byte holds 8 / bits codes. A block of w values is cut in 8 / bits stripes of ⌈w · bits / 8⌉ values; the last stripe
-# is padded with zeros. Byte i holds value i of every stripe, the first stripe in the lowest bits. Adjacent bytes hold
-# adjacent values: a thread that reads 16 bytes of values in each stripe writes whole words of codes, without shuffles.
-# Codes of 3, 5, 6 or 7 bits are cut in planes of 4, 2 and 1 bits, the lowest bits first.
+# With 1, 2, 4 or 8 bits a code, a byte holds 8 / bits codes. A block of w values is cut in 8 / bits stripes of
+# ⌈w · bits / 8⌉ values; the last stripe is padded with zeros. Byte i holds the i-th code of every stripe; the code of
+# the first stripe is in the lowest bits. So adjacent bytes hold adjacent values: a thread that reads 16 bytes of each
+# stripe writes whole words of codes. Codes of 3, 5, 6 or 7 bits are cut in planes of 4, 2 and 1 bits, lowest bits first.
 
 
 def join_(planes: Sequence[Tensor], codes: Tensor, bits: int) -> None:
-    """Write codes (…, w), uint8 with `bits` bits each, to the bytes (…, ⌈w · plane / 8⌉) of each plane."""
+    """Write codes (…, w), uint8 with `bits` bits each, to `planes`: bytes (…, ⌈w · p / 8⌉) for a plane of p bits."""
     if bits == 8:
         planes[0].copy_(codes)
         return
@@ -85,7 +85,7 @@ def join_(planes: Sequence[Tensor], codes: Tensor, bits: int) -> None:
 
 
 def split(planes: Sequence[Tensor], bits: int) -> Tensor:
-    """Return codes from the planes, in the stripes (…, count, width) of the widest: uint8 for 8 bits, else int32."""
+    """Return the codes in planes, as stripes (…, count, width) of the widest plane; uint8 for 8 bits, else int32."""
     if bits == 8:
         return planes[0].unsqueeze(-2)
     codes, shift = None, 0
@@ -101,7 +101,7 @@ def split(planes: Sequence[Tensor], bits: int) -> Tensor:
 
 
 def stripes(values: Tensor, bits: int) -> Tensor:
-    """Return values (…, w) as the stripes (…, count, width) of codes of `bits` bits; pad with zeros."""
+    """Return values (…, w), padded with zeros, as the stripes (…, count, width) of codes of `bits` bits."""
     count = 8 // planes_of(bits)[0]
     if values.shape[-1] % count:
         values = torch.nn.functional.pad(values, (0, -values.shape[-1] % count))
@@ -112,10 +112,10 @@ FORMATS: dict[str, "Format"] = {}  # by name
 
 
 class Format:
-    """A format: a code for each value, a header for each block. Subclasses set the attributes and define three methods.
+    """A format with a code for each value and a header for each block. Subclasses set attributes and define 3 methods.
 
     On the wire a row is its codes, plane by plane, and then its headers; each part is padded with zeros to a multiple
-    of 16 bytes. The last block of a row holds the remaining values, and zeros if blocks are padded. Arithmetic is fp32:
+    of 16 bytes. The last block of a row holds the remaining values, and then zeros if `padded`. Arithmetic is fp32:
     bf16 and fp16 convert exactly, and fp64 is rounded first. A block with a NaN or an infinity has codes 0 and a header
     that makes all its values NaN.
 
@@ -127,7 +127,7 @@ class Format:
     padded: bool = False  # the last block of a row is stored like the others; else it ends with the row
     rotated: bool = False  # blocks are rotated before they are measured (`rotation.py`); rows are added rotated
     numbers: tuple[int, ...] = ()  # further numbers that its kernels take as constants
-    # A module with the operations in NumPy for few values, without random rounding: calls of torch would take longer.
+    # The module of the operations in NumPy, if any. It is faster for few values, but does not round at random.
     in_numpy: ModuleType | None = None
 
     def __init__(self, name: str) -> None:
@@ -138,14 +138,14 @@ class Format:
         return self.name  # of which, among others, the names of compiled units are made
 
     def measure(self, x: Tensor, drawn: bool) -> tuple[Tensor, Tensor]:
-        """Return the headers of blocks (…, width), and (…, 1) the factor that turns values into levels.
+        """Return the headers of blocks (…, width), and the factors (…, 1) that turn values into levels.
 
-        `drawn` tells whether values will be rounded at random. The factor of a block that is not finite is NaN.
+        `drawn` tells whether values will be rounded at random. A block with a NaN or an infinity has the factor NaN.
         """
         raise NotImplementedError
 
     def encode(self, x: Tensor, header: Tensor, scale: Tensor, draw: Tensor | None) -> Tensor:
-        """Return the code of each value, as uint8. `draw`: numbers in [0, 1) that decide which values round up."""
+        """Return the code of each value, as uint8. To round at random, `draw` has a number in [0, 1) for each value."""
         raise NotImplementedError
 
     def decode(self, codes: Tensor, header: Tensor) -> Tensor:
@@ -154,7 +154,7 @@ class Format:
 
     @property
     def header_bytes(self) -> int:
-        """Return the bytes of one header."""
+        """Return the number of bytes of a header."""
         return self.header[0].itemsize * self.header[1]
 
     def row_bytes(self, n: int, block: int) -> int:
@@ -164,7 +164,7 @@ class Format:
         return sum(aligned(size) for size in self._sizes(n, block))
 
     def _sizes(self, n: int, block: int) -> Iterator[int]:
-        """Yield the number of bytes of each plane of `n` codes, and of their headers. Blocks begin at whole bytes."""
+        """Yield how many bytes each plane of `n` codes takes, then how many the headers take."""
         blocks = -(-n // block)
         stored = blocks * block if self.padded else n
         for plane in planes_of(self.bits):

@@ -1,18 +1,18 @@
-"""The kernels of the operations of `definition.py`: the same roundings in the same order, so the same bytes.
+"""The GPU kernels of the operations of `definition.py`, with the same roundings in the same order: the same bytes.
 
-A program holds a tile of whole blocks: tile `first + program % tiles` of row `program // tiles`. A block is a column:
-if possible, Triton gives whole columns to a thread, so that sums and exchanges within a block stay in registers. In
-tiles without masks (`tiled` of `gpu.py`), all masks are true and none is read.
+A program holds a tile of whole blocks: tile `first + program % tiles` of row `program // tiles`. Each column of the
+tile is a block. If possible, Triton gives whole columns to a thread, so that sums and exchanges within a block stay in
+registers. Full tiles (`tiled` of `kernels/gpu.py`) need no masks, and read none.
 
-A format is a module with three functions, and two constants. A block's header is one unsigned integer, a word:
+A kernel takes a format as three functions and two constants. The header of a block is one unsigned integer, its word:
 
-    MEASURE(x, inside, width, MASKED, DRAWN, FORM) -> words and scales (blocks,)     `inside` tells which values exist,
-                                                                                     and `width` how many; all others
-                                                                                     are zero
-    ENCODE(x, word, scale, draw, FORM) -> codes (width, blocks) as uint8             `draw`: None to round to nearest
+    MEASURE(x, inside, width, MASKED, DRAWN, FORM) -> words and scales (blocks,)
+    ENCODE(x, word, scale, draw, FORM) -> codes (width, blocks) as uint8
     DECODE(codes, word, FORM) -> values
-    WORD, the type of a header, and FORM: the bits of a code, whether the last block is padded, whether blocks are
-    rotated, and further numbers that the functions need.
+
+`inside` is a mask of the values that exist, and `width` is their number; all other values are 0. `draw` is None to
+round to nearest. WORD is the dtype of a word. FORM has the bits of a code, whether the last block is padded, whether
+blocks are rotated, and further numbers that the functions need.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ from .format import Format, planes_of, twin_of
 
 BITS, PADDED, ROTATED = (tl.constexpr(place) for place in range(3))  # of FORM
 
-# Codes in bytes, like `join_` and `split` of `format.py`: codes of 3, 5, 6 and 7 bits are cut in planes of 4, 2 and 1.
+# Write the codes of one plane to bytes, and read them. `join_` and `split` of `format.py` do this for all planes.
 
 
 @triton.jit
@@ -56,7 +56,7 @@ def split(joined, PLANE):
 
 @triton.jit
 def bytes_at(row_ptr, n, block, PLANE, FORM, BLOCK, WIDTH):
-    """Return pointers to the bytes of one plane of a tile's codes, and a mask of those within the row."""
+    """Return pointers to the bytes of one plane of a tile's codes, and a mask of the bytes that exist in the row."""
     if FORM[BITS] & -(2 * PLANE):  # planes of more bits come before
         blocks = (n.to(tl.int64) + (BLOCK - 1)) // BLOCK
         for before in tl.static_range(3):
@@ -67,9 +67,9 @@ def bytes_at(row_ptr, n, block, PLANE, FORM, BLOCK, WIDTH):
     stored = (width + (BLOCK - 1)) // BLOCK * BLOCK if FORM[PADDED] else width
     byte = tl.arange(0, BLOCK // STRIPES)[:, None]
     at = row_ptr + (block[None, :] * (BLOCK // STRIPES) + byte)
-    # `packed_ptr` is not specialized on its alignment. So Triton knows only this hint, and a thread holds WIDTH bytes.
-    # With 16 codes per thread, each access of a warp to the values would touch a part of many lines of memory, and no
-    # whole line.
+    # `packed_ptr` is not specialized on its alignment. So Triton knows only the hint below, and gives a thread HELD
+    # bytes. If a thread held 16 codes, each access of a warp to the values would touch parts of many cache lines, but
+    # no whole line.
     HELD: tl.constexpr = min(WIDTH, 4 * PLANE)
     return tl.multiple_of(at, [HELD, HELD]), byte < (stored + (STRIPES - 1)) // STRIPES
 
@@ -82,7 +82,7 @@ def load_plane(row_ptr, n, block, PLANE, FORM, BLOCK, MASKED, WIDTH):
 
 @triton.jit
 def locate(tile, n, FORM, BLOCK, BLOCKS, MASKED):
-    """Return the index of each block of the tile, the positions of its values (BLOCK, BLOCKS), and their mask."""
+    """Return the index of each block of a tile, the positions of its values (BLOCK, BLOCKS), and whether they exist."""
     block = tile.to(tl.int64) * BLOCKS + tl.arange(0, BLOCKS)
     place = tl.arange(0, BLOCK)[:, None]
     width = tl.minimum(tl.maximum(n - block * BLOCK, 0), BLOCK)[None, :]
@@ -99,8 +99,8 @@ def locate(tile, n, FORM, BLOCK, BLOCKS, MASKED):
 
 @triton.jit
 def values_at(row_ptr, at, WIDTH, NARROW):
-    # Triton gives a thread as many adjacent values as the widest access of the kernel might take. If accesses are
-    # narrower, each access of a warp touches a part of many lines. A smaller multiple_of prevents this.
+    # Triton gives a thread as many adjacent values as the widest access of the kernel might take. A narrower access of
+    # a warp would then touch parts of many cache lines. A smaller multiple_of prevents this.
     ptr = row_ptr + at
     if NARROW:
         BYTES: tl.constexpr = WIDTH * (row_ptr.dtype.element_ty.primitive_bitwidth // 8)
@@ -246,10 +246,10 @@ def reduce_kernel(
 # The operations of `definition.py`, with the same arguments. Launches turn off the fusion of multiplication and
 # addition, which would round once where the definition rounds twice.
 
-# Values of a tile. A warp takes WARP values, so that each thread has eight 16-byte loads of fp32 in flight. Kernels
-# that compute the range of a block have one warp, so that blocks of up to 1024 values wait for no other warp. Kernels
-# that only stream have two warps: 32 programs then fill a multiprocessor. If a byte holds several codes, all kernels
-# have one warp, because then a thread can hold the values of the same bytes that it reads.
+# TILES is the number of values of a tile. A warp takes WARP values, so that each thread has eight 16-byte loads of fp32
+# in flight. Kernels that compute the range of a block have one warp, so that blocks of up to 1024 values wait for no
+# other warp. Kernels that only stream have two warps: 32 programs then fill a multiprocessor. If a byte holds several
+# codes, all kernels have one warp, because a thread can then hold all values whose codes it reads.
 WARP = 1024
 TILES = {compress_kernel: WARP, decompress_kernel: 2 * WARP, add_kernel: 2 * WARP, reduce_kernel: WARP}
 WORDS = {1: tl.uint8, 4: tl.uint32, 8: tl.uint64}  # by the bytes of a header
@@ -297,7 +297,7 @@ def _launch(
 def _tiles(
     kernel: Any, format: Format, n: int, block: int, itemsize: int, stride: int
 ) -> list[tuple[int, int, dict[str, Any]]]:
-    """Return (first, tiles, options) of each launch over a row."""
+    """Return (first tile, number of tiles, options) of each launch over a row."""
     return [
         (first, tiles, options_of(kernel, format, block, itemsize, masked, stride))
         for first, tiles, masked in tiled(n, tile_of(kernel, format, block))
@@ -315,7 +315,7 @@ def options_of(kernel: Any, format: Format, block: int, itemsize: int, masked: b
     device = {"MEASURE": module.measure, "ENCODE": module.encode, "DECODE": module.decode, "FORM": form}
     device |= {"WORD": WORDS[format.header_bytes], "BLOCK": block, "BLOCKS": tile // block, "MASKED": masked}
     width = min(16 // itemsize, 4 * planes_of(format.bits)[0])  # a thread's part of what a warp of 32 holds
-    # Masks are per value. The alignment of a row follows from its number times the stride.
+    # Masked values move one by one. A row begins at a multiple of the stride, which limits its alignment.
     device |= {"WIDTH": 1 if masked else gcd(width, stride), "NARROW": masked or stride % 16 != 0}
     constants = {name: value for name, value in device.items() if name in kernel.arg_names}
     return constants | {"num_warps": tile // WARP, "enable_fp_fusion": False}
@@ -331,7 +331,7 @@ def _count(packed: Tensor) -> Any:
 
 
 def _stride(shape: Sequence[int]) -> int:
-    # A single row begins at the tensor's address, whatever its length: with a stride of zero its accesses stay wide.
+    # A single row begins at the tensor's address. With a stride of zero, its length does not make accesses narrow.
     return shape[1] if shape[0] > 1 else 0
 
 

@@ -1,50 +1,50 @@
 """One to eight bits per value: each block has a uniform grid of 2ᵇ levels, for b bits.
 
-    top    = 2ᵇ − 1
-    step   = (high / 2 − low / 2) / (top / 2)        at least 2⁻¹²⁶; halved, so that no finite block overflows
+    top    = 2ᵇ − 1                                  low and high are the minimum and the maximum of the block
+    step   = (high / 2 − low / 2) / (top / 2)        at least 2⁻¹²⁶; the halves keep finite blocks from overflow
     bottom = ⌊low · (1 / step) + ½⌋
     code   = ⌊x · (1 / step) + ½⌋ − bottom           clamped to 0 … top
     x′     = (code + bottom) · step                  |x′ − x| ≤ step / 2 + a few ulps of the largest |x|
 
 Every level is an integer times the step, so zero is exact. The smallest step is the smallest normal number, so that
 devices that flush subnormals decode the same. A block with a NaN or an infinity has the step 0x7fc00000, bottom and
-codes 0, and all its values decode to NaN. The grid extends half a step beyond the block: only values within 0.4 % (4 %
-for four bits) of the largest fp32 can decode to infinity, and no finite block decodes to NaN.
+codes 0, and all its values decode to NaN. The grid extends up to half a step beyond high: only values within 0.4 %
+(4 % for four bits) of the largest fp32 can decode to infinity, and no finite block decodes to NaN.
 
-Random rounding is unbiased: the range is divided by top − 1 and bottom is ⌊low / step⌋, so that both neighbours of
-each value are levels. The upper one is taken with probability x / step − ⌊x / step⌋.
+Random rounding is unbiased. It divides high − low by top − 1, and bottom is ⌊low / step⌋, so that both neighbours of
+each value are levels. The upper neighbour is taken with probability x / step − ⌊x / step⌋.
 
 Eight bits without rotation have a *wide* header, (step, bottom) as two fp32: 8.125 bits a value in blocks of 512. A
 block of equal values has that value as its step, with code 0 and bottom 1, and is exact. All other formats have a
-narrow header, a bf16 and an int16 as the halves of an int32:
+narrow header: step in bf16 and bottom in int16, as the halves of an int32:
 
     step   = max(step above, max |x| / reach)        rounded up to bf16; at most the largest bf16
 
-With few bits the size of the header matters: four bits take 4.125 bits a value in blocks of 256; with two fp32 they
-would take 4.25. The step is at most 2⁻⁷ larger, which costs less accuracy than larger blocks would. So the error of
-four bits is at most 1.008 times (high − low) / 30. If a block is narrow and far from zero, it is 1.008 times
-max |x| / 65520, because bottom must be an int16 (reach = 32760). Only with two bits and random rounding, where a step
-is half the range, could a step exceed the largest bf16.
+With few bits the size of the header matters: four-bit codes take 4.125 bits a value in blocks of 256; with two fp32
+they would take 4.25. Rounding makes the step larger by a factor of at most 1 + 2⁻⁷, which costs less accuracy than
+larger blocks would. So the error of four bits is at most 1.008 times (high − low) / 30. If a block is narrow and far
+from zero, the bound is 1.008 times max |x| / 65520, because bottom must be an int16 (reach = 32760). Only with two bits
+and random rounding, where a step is half of high − low, could a step exceed the largest bf16.
 
 Rotated blocks (`rotation.py`) are nearly normal. With few bits, a grid up to the largest values would waste levels. So
 with up to three bits rounded to nearest, and with one bit always, the grid is centred at zero:
 
-    step   = spacing · mean |x|                      rounded up to bf16; random: 2 · max |x|; zero if all values are
+    step   = spacing · mean |x|                      rounded up to bf16; random: 2 · max |x|; 0 if all values are 0
     bottom = −top / 2
     code   = ⌊x · (1 / step) + 2ᵇ⁻¹⌋                 clamped to 0 … top; random: a neighbour of x / step − bottom;
                                                      for one bit 1 if x ≥ 0, else 0
 
-with spacing = Δ √(π / 2), and Δ the step of least error for normal values of variance 1 (Max 1960, "Quantizing for
-minimum distortion": 1.596, 0.9957 and 0.5860 for one to three bits, with errors 0.363, 0.119 and 0.0374). One bit is
+where spacing = Δ √(π / 2), and Δ is the step of least error for normal values of variance 1 (Max 1960, "Quantizing for
+minimum distortion": 1.596, 0.9957 and 0.5860 for one to three bits, with errors 0.363, 0.119 and 0.0374). One bit gives
 the sign times the mean magnitude, which is the best single magnitude: ‖x′ − x‖² = ‖x‖² − ‖x‖₁² / width, except for the
-rounding of the step. In formats whose grid may be centred at zero, bottom is counted in halves of a step, and reach is
-16380. The mean is summed in integers, at most 8192 of 17 bits, so that the order of summation does not matter:
+rounding of the step. With rotation, and with one bit, the header counts bottom in halves of a step, and reach is 16380.
+The mean sums at most 8192 integers of 17 bits, so that the order of summation does not matter:
 
     mean |x| = Σ ⌊|x| / u⌋ / width · u               u = 2⁻¹⁷ of the least power of two above max |x|, at least 2⁻¹¹³,
                                                      so that there are no subnormals
 
 This file is the definition; `uniform_gpu.py` has the same arithmetic for GPUs, and `uniform_numpy.py` for few values
-with wide headers.
+with wide headers on a CPU.
 """
 
 import torch
@@ -76,7 +76,7 @@ class UniformFormat(Format):
         self.unit = 0.5 if rotated or bits == 1 else 1.0  # of bottoms, in steps
 
     def about_zero(self, drawn: bool) -> bool:
-        """Return whether grids are centred at zero, and do not span the extremes of the block."""
+        """Return whether grids are centred at zero; otherwise they span the block from its minimum to its maximum."""
         return self.bits == 1 or (self.rotated and not drawn and self.bits in SPACINGS)
 
     def measure(self, x: Tensor, drawn: bool) -> tuple[Tensor, Tensor]:
@@ -130,7 +130,7 @@ class UniformFormat(Format):
         return (codes.float() + bottom) * step
 
     def _parts(self, header: Tensor) -> tuple[Tensor, Tensor]:
-        """Return step and bottom (…, 1) of headers."""
+        """Return (steps, bottoms) of headers, both (…, 1) and in fp32."""
         if self.wide:
             return header[..., :1], header[..., 1:]
         return (header << 16).view(torch.float32), (header >> 16).float() * self.unit
@@ -148,7 +148,7 @@ def mean_magnitude(x: Tensor) -> Tensor:
 
 
 def bf16_above(x: Tensor) -> Tensor:
-    """Return `x` rounded away from zero to bf16, as fp32: its upper 16 bits, and zeros."""
+    """Return `x` rounded away from zero to bf16, but in fp32: its lower 16 bits are zero."""
     return ((x.view(torch.int32) + 0xFFFF) & -0x10000).view(torch.float32)
 
 

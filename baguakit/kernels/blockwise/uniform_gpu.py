@@ -1,6 +1,6 @@
-"""The arithmetic of `uniform.py` for GPUs; see there for the format.
+"""The arithmetic of the formats of `uniform.py` for GPUs.
 
-A word is step | bottom << 32 if headers are wide, else step | bottom << 16.
+The word of a block is step | bottom << 32 if headers are wide, else step | bottom << 16.
 """
 
 import triton  # type: ignore[import-untyped]
@@ -78,7 +78,7 @@ def mean_magnitude(x, width, MASKED):
     field = tl.minimum(tl.maximum(top >> 23, 30), 254)
     unit, units = ((field - 16) << 23).to(tl.float32, bitcast=True), ((270 - field) << 23).to(tl.float32, bitcast=True)
     total = tl.sum((tl.abs(x) * units[None, :]).to(tl.int32), 0).to(tl.float32)
-    # For a power of two, multiplication by the inverse is exact.
+    # The width of a whole block is a power of two: multiplication by its inverse is exact.
     mean = tl.div_rn(total, tl.zeros_like(unit) + width) if MASKED else total * (1.0 / width)
     return mean * unit, top >= INFINITY_BITS
 
@@ -121,7 +121,7 @@ def decode(codes, word, FORM):
     elif FORM[BITS] == 8 and not FORM[ROTATED]:
         return (codes.to(tl.float32) + bottom[None, :]) * step[None, :]
     else:
-        # Bits give 2²³ + code without a slow conversion; bottom − 2²³ is exact, as |bottom| < 2¹⁵. With halves: 2²².
+        # Bits give 2²³ + code (with halves: 2²² + code) without slow conversion. bottom − 2²³ is exact: |bottom| < 2¹⁵.
         HALVES: tl.constexpr = FORM[ROTATED]
         shifted = ((codes.to(tl.uint32) << 1) | 0x4A800000) if HALVES else (codes.to(tl.uint32) | 0x4B000000)
         origin = bottom - (4194304.0 if HALVES else 8388608.0)

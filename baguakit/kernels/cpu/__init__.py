@@ -1,1 +1,1 @@
-"""Compile definitions for the CPU, and store them in libraries."""
+"""Compile the definitions of wire formats for the CPU, and store the compiled code in libraries."""

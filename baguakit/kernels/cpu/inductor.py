@@ -1,8 +1,8 @@
 """Translate units to C++ with Inductor. Only this part of the codec needs Dynamo, and it takes seconds.
 
-Inductor writes kernels, and Python that allocates temporaries and calls the kernels. The kernels are taken as text. The
-Python is run twice, with different numbers of rows and kernels that only record their operands. From these records
-it is translated to C++, too, so that a library of units needs neither Python nor torch.
+Inductor writes kernels in C++, and Python code that allocates temporaries and calls the kernels. This file keeps the
+text of the kernels. It runs the Python code twice, with different numbers of rows, and with kernels that only record
+their operands. From the records it writes the calls in C++, so that a library needs neither Python nor torch.
 """
 
 import contextlib
@@ -47,14 +47,14 @@ _piecewise: set[Unit] = set()
 
 
 def piecewise(unit: Unit) -> Unit:
-    """Mark a unit that treats all rows alike. It then takes a few rows at a time, so that temporaries fit in caches."""
+    """Mark a unit whose rows are independent. It then takes a few rows at a time: its temporaries fit in caches."""
     _piecewise.add(unit)
     return unit
 
 
 @dataclass
 class Kernel:
-    """A C++ kernel that is not compiled; a call only records its operands."""
+    """The text of a C++ kernel. A call does not run the kernel: it only records the operands."""
 
     name: str
     types: list[str]  # of the operands
@@ -66,7 +66,7 @@ class Kernel:
 
 
 def examples(like: tuple[Any, ...], rows: int) -> list[Any]:
-    """Return arguments of `rows` rows with the dtypes and widths of `like`: many magnitudes, and a row of zeros."""
+    """Return random arguments with `rows` rows, else like `like`: values of many magnitudes, and a row of zeros."""
     # A separate generator leaves the user's random numbers unchanged.
     source = torch.Generator().manual_seed(rows)
 
@@ -87,7 +87,7 @@ def examples(like: tuple[Any, ...], rows: int) -> list[Any]:
 def write(calls: list[Call]) -> str:
     """Return C++ source with a function `unit_0`, `unit_1` … for each pair (unit, example arguments) of `calls`.
 
-    Each takes the addresses of the unit's tensors and the number of rows, and returns 0 if there was enough memory.
+    A function takes the addresses of the unit's tensors and the number of rows. It returns 0 if memory sufficed.
     """
     lines = ["#include <memory>", "#include <cstdint>"]
     for i, (unit, like) in enumerate(calls):
@@ -99,7 +99,7 @@ def write(calls: list[Call]) -> str:
 
 
 def build(source: str, folder: str) -> Path:
-    """Compile C++ in `folder` to a shared library, with Inductor's flags for this machine."""
+    """Compile C++ source to a shared library in `folder`, with Inductor's flags for this machine; return its path."""
     from torch._inductor.cpp_builder import CppBuilder, CppTorchDeviceOptions
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
@@ -118,7 +118,7 @@ def _function(name: str, unit: Unit, like: tuple[Any, ...]) -> str:
     tensors = {f"a{i}": part for i, part in enumerate(like) if isinstance(part, Tensor)}
     strides = {a: part[0].nbytes if part.dim() == 2 else 0 for a, part in tensors.items()}
     few, many = (_noted(run, kernels[0].calls, examples(like, rows)) for rows in (FEW, MANY))
-    # An odd number of vectors, because columns of 2ᵏ rows would all map to a few lines of the cache.
+    # An odd multiple of 16 rows, because columns of 2ᵏ rows would all map to a few lines of the cache.
     piece = max(PIECE // like[0].shape[1] - 16, 16) if unit in _piecewise and few[1] else "all"
     begins = "\n            ".join(f"char *{a} = all_{a} + begin * {stride};" for a, stride in strides.items())
     calls = "\n            ".join(_statements(few, many))
@@ -146,7 +146,7 @@ extern "C" int {name}({", ".join(f"char *all_{a}" for a in tensors)}, int64_t al
 
 @contextlib.contextmanager
 def _kernels(name: str) -> Iterator[list[Kernel]]:
-    """Collect the kernels that Inductor writes in this thread for unit `name`, and do not compile them."""
+    """Yield a list that gets the kernels which Inductor writes in this thread for unit `name`, uncompiled."""
     from torch._inductor.async_compile import AsyncCompile
 
     found, calls = list[Kernel](), list[Any]()
@@ -166,7 +166,7 @@ def _kernels(name: str) -> Iterator[list[Kernel]]:
 
 
 def _trace(unit: Unit, arguments: list[Any]) -> Unit:
-    """Return the Python that Inductor writes for a unit."""
+    """Return the Python function that Inductor writes for a unit."""
     taken: list[tuple[Unit, list[int | None]]] = []
 
     def take(graph: torch.fx.GraphModule, inputs: list[Any]) -> Unit:
@@ -178,7 +178,7 @@ def _trace(unit: Unit, arguments: list[Any]) -> Unit:
     for argument in arguments:
         if isinstance(argument, Tensor) and argument.dim() == 2:
             torch._dynamo.mark_dynamic(argument, 0)
-    # A separate code object: Dynamo's records, and its limit on records, are then separate for each width.
+    # A copy of the code object, because Dynamo limits its records per code object: each width then has its own limit.
     copy = types.FunctionType(unit.__code__.replace(), unit.__globals__, unit.__name__)
     with torch._dynamo.config.patch(DYNAMO_SETTINGS):
         torch.compile(copy, backend=take, fullgraph=True)(*arguments)
@@ -194,7 +194,7 @@ def _trace(unit: Unit, arguments: list[Any]) -> Unit:
 
 
 def _noted(run: Unit, calls: list[tuple[Kernel, tuple[Any, ...]]], arguments: list[Any]) -> tuple[Noted, list[int]]:
-    """Run the Python once; return the calls of kernels, recorded in `calls`, and the bytes of each temporary."""
+    """Run Inductor's Python once; return the kernel calls, recorded in `calls`, and the size of each temporary."""
     calls.clear()
     run(*arguments)
     begins = {part.data_ptr(): f"a{i}" for i, part in enumerate(arguments) if isinstance(part, Tensor)}
@@ -226,7 +226,7 @@ def _statements(few: tuple[Noted, list[int]], many: tuple[Noted, list[int]]) -> 
 
 
 def _in_rows(few: int, many: int) -> str:
-    """Return C++ for a number that has these values in two runs: a linear function of the number of rows."""
+    """Return a C++ expression, linear in `rows`, that gives `few` for FEW rows and `many` for MANY rows."""
     each, odd = divmod(many - few, MANY - FEW)
     if odd:
         raise RuntimeError(f"{few} for {FEW} rows and {many} for {MANY} are not in proportion")

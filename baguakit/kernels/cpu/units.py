@@ -1,14 +1,14 @@
-"""Compile definitions once for the CPU, and store them in libraries.
+"""Compile units of definitions once for the CPU, and store the compiled code in libraries.
 
-A unit is a function of tensors and constants that overwrites its first arguments. All two-dimensional tensors have the
-same number of rows (blocks); other tensors are small. `call` runs a unit compiled, `plain` uncompiled. A library holds
-the compiled code for one set of units, widths and dtypes. Every process of this machine loads it without Dynamo. A
-library has no guards that another size could fail, and does not depend on the user's own use of `torch.compile`, its
-resets and its limits. A unit is used only if it gives the same bits as the definition on test values.
+A unit is a function of tensors and constants that overwrites its first arguments. Its two-dimensional tensors have the
+same number of rows (blocks); other tensors are small. `call` runs a unit compiled, and `plain` runs it uncompiled. A
+library holds the compiled code for one set of units, widths and dtypes. Every process of this machine loads it without
+Dynamo. A library has no guards, so it serves any number of rows, and it does not depend on the user's own use of
+`torch.compile`. A compiled unit is used only if its results equal those of the definition on test values.
 
-Libraries are in a folder that nobody else can write to. The name of a library depends on everything that its code
-depends on, and on a digest of its bytes: damaged libraries are made again. One process compiles at a time for all
-processes of this user on this machine; the others wait and then load the result.
+Only this user can write to the folder of libraries. The name of a library has a hash of everything that its code
+depends on, and a digest of its bytes, so that a damaged library is made again. Only one process of this user compiles
+at a time; the others wait, and then load the library.
 """
 
 import contextlib
@@ -37,8 +37,8 @@ from torch import Tensor
 from . import inductor
 from .inductor import Call, Unit
 
-# Units are compiled from this many values on, and this many in a row. With fewer values compilation gains less than
-# 0.1 ms a call, which is not worth the compilation; on shorter rows a call takes longer than its arithmetic.
+# Units are compiled for at least so many values, and so many values in a row. With fewer values compiled code saves
+# less than 0.1 ms a call, which is not worth compiling; on shorter rows a call takes longer than its arithmetic.
 COMPILED_VALUES, COMPILED_ROW = 1 << 16, 1 << 12
 PATIENCE = 600.0  # seconds after which a process compiles beside one that comes to no end
 QUIET = 2.0  # seconds that a process waits before it says so
@@ -47,7 +47,7 @@ PROCESSOR = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", 
 
 RunUnit = Callable[..., None]  # runs a unit: the first argument; the others are the unit's
 Kind = tuple[Any, ...]
-"""All that the code of units depends on besides their number of arguments: constants, width and dtype of blocks."""
+"""All that compiled code depends on, besides the number of arguments: constants, width and dtype of blocks."""
 Key = tuple[Unit, Kind, int]
 
 _log = logging.getLogger("baguakit")
@@ -62,7 +62,7 @@ def plain(unit: Unit, *arguments: Any) -> None:
 
 
 def call(kind: Kind, unit: Unit, *arguments: Any) -> None:
-    """Run a unit compiled. The first call takes seconds."""
+    """Run a unit compiled. The first call compiles it, which takes seconds."""
     key = (unit, kind, len(arguments))
     if key not in _units:
         _compile({key: arguments})
@@ -70,11 +70,11 @@ def call(kind: Kind, unit: Unit, *arguments: Any) -> None:
 
 
 def ready(kind: Kind, unit: Unit, *arguments: Any) -> None:
-    """Run a unit compiled if larger tensors have had it compiled already, else uncompiled. It never waits."""
+    """Run a unit compiled if calls for larger tensors have compiled it already, else uncompiled. Never compile it."""
     _units.get((unit, kind, len(arguments)), unit)(*arguments)
 
 
-# The function that runs units in a thread; None runs them uncompiled.
+# The function that runs the units of a thread; with None, units run uncompiled.
 how: ContextVar[Callable[..., None] | None] = ContextVar("baguakit units", default=call)
 
 
@@ -90,7 +90,7 @@ def eager(instead: Callable[..., None] | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-    """Run units in this context uncompiled, collect them, and compile all of them at its end."""
+    """Collect the units that run in a `with` block, and compile all of them at the end of the block."""
     noted: dict[Key, tuple[Any, ...]] = {}
 
     def note(kind: Kind, unit: Unit, *arguments: Any) -> None:
@@ -105,7 +105,7 @@ def together() -> Iterator[None]:
 def runner(kind: Kind, rows: int, n: int) -> RunUnit:
     """Return the function that runs units of one kind on rows of `n` values on the CPU.
 
-    The tensors of a unit are contiguous, with two dimensions (two or more blocks, and their width), or are small.
+    A tensor of a unit is small, or it is contiguous with two dimensions: blocks (two or more), and their width.
     """
     chosen = how.get()
     if chosen is None:
@@ -117,7 +117,7 @@ def runner(kind: Kind, rows: int, n: int) -> RunUnit:
 
 
 def _compile(noted: dict[Key, tuple[Any, ...]]) -> None:
-    """Compile the noted units that are not compiled yet, for arguments like the noted ones, in one library."""
+    """Compile all units in `noted`, for arguments like those in `noted`, in one library, unless all are compiled."""
     with _lock:
         if noted.keys() <= _units.keys():
             return
@@ -159,7 +159,7 @@ def load(calls: list[Call]) -> list[Unit | None]:
 
 
 def compiler() -> str | None:
-    """Return the path of Inductor's C++ compiler; warn once if there is none."""
+    """Return the path of the C++ compiler that Inductor uses. If there is none, warn once and return None."""
     names = [name for name in (os.environ.get("CXX"), "g++", "clang++") if name]
     found = next(filter(None, map(shutil.which, names)), None)
     if found is None:
@@ -173,7 +173,7 @@ def _described(unit: Unit, like: tuple[Any, ...]) -> str:
 
 
 def _caller(library: ctypes.PyDLL, name: str, unit: Unit, like: tuple[Any, ...]) -> Unit | None:
-    """Return a unit of a library; None if the library has no function of that name."""
+    """Return the unit that the library has under `name`; warn once and return None if the library does not have it."""
     if (function := getattr(library, name, None)) is None:
         _once(f"{unit.__name__} runs as written, many times slower than compiled: Inductor could not write it")
         return None
@@ -206,7 +206,7 @@ def _open(calls: list[Call]) -> ctypes.PyDLL:
 
 @functools.cache
 def _machine() -> list[str]:
-    """Return a description of this torch, Python, processor, compiler and source."""
+    """Return strings that identify torch, Python, the processor, the compiler and the source of `kernels`."""
     at = os.path.realpath(compiler() or "")
     seen = os.stat(at)
     source = b"".join(file.read_bytes() for file in sorted(Path(__file__).parents[1].rglob("*.py")))
@@ -243,7 +243,7 @@ def _folder() -> Iterator[str]:
 
 
 def _kept(folder: str, name: str) -> ctypes.PyDLL | None:
-    """Return the library of that name, or None if it is missing or damaged."""
+    """Return the library `name` from the folder; None if it is missing or damaged."""
     whole = (path for path in Path(folder).glob(f"{name}-*.so") if path.stem == f"{name}-{_digest(path)}")
     return next((ctypes.PyDLL(str(path)) for path in whole), None)
 
@@ -265,14 +265,14 @@ def _digest(path: Path) -> str:
 
 
 def _make(calls: list[Call], folder: str) -> Path:
-    # A warning: users who wait should see the reason without setting up logging.
+    # This is a warning, because users who wait should see the reason without setting up logging.
     _log.warning("baguakit compiles its CPU codec for this machine, which takes about 20 seconds the first time")
     return inductor.build(inductor.write(calls), folder)
 
 
 @contextlib.contextmanager
 def _alone(folder: str) -> Iterator[None]:
-    """Wait until no other process compiles. A lock is released when its process ends, for any reason."""
+    """Wait for the lock of compiling processes, up to PATIENCE, and hold it. A process that dies releases it, too."""
     import fcntl
 
     with open(Path(folder, "lock"), "w") as file:

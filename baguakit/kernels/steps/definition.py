@@ -1,6 +1,6 @@
-"""Optimizer steps: the update of weights p and of the optimizer's state, value by value.
+"""Optimizer steps: the update of weights p and of the optimizer's state (b, or m and v), value by value.
 
-With gradients g, rate η, decay λ and t = 1 at the first step, after g ← factor · g:
+Step t = 1, 2, … has gradients g, rate η, decay λ, momentum μ and dampening d. After g ← factor · g:
 
     SGD     g ← g + λ p     b ← μ b + (1 − d) g  (at t = 1: g)     p ← p − η (g + μ b  with Nesterov, else b)
     Adam    g ← g + λ p     AdamW instead:  p ← (1 − η λ) p
@@ -8,16 +8,16 @@ With gradients g, rate η, decay λ and t = 1 at the first step, after g ← fac
             p ← p + (−η / (1 − β₁ᵗ) m) / (√v / √(1 − β₂ᵗ) + ε)
     Lion    c = β₁ m + (1 − β₁) g     p ← (1 − η λ) p − η sign(c)     m ← β₂ m + (1 − β₂) g
 
-SGD, Adam and AdamW are those of `torch.optim`; Lion is that of Chen et al. 2023, arXiv:2302.06675. The *numbers*, which
-are the factors of g, m, v and p, are computed in fp64 (βᵗ by repeated squaring) and rounded once to fp32. The values
-are fp32, and each operation rounds separately. torch's code fuses some products with sums. So the two are bitwise equal
-if such products are exact (gradients with at most 12 significant bits, as in bf16, and η, λ, μ, 1 − d and 1 − β that
-are powers of two), and equal within rounding otherwise.
+SGD, Adam and AdamW are those of `torch.optim`; Lion is from Chen et al. 2023, arXiv:2302.06675. The *numbers* of a step
+are the factors of g, m, v and p. They are computed in fp64 (βᵗ by repeated squaring) and rounded once to fp32. Values
+are fp32, and each operation rounds separately, but torch's code fuses some products with sums. So a step equals torch's
+bit for bit if such products are exact (gradients with at most 12 significant bits, as in bf16, and η, λ, μ, 1 − d and
+1 − β that are powers of two), and otherwise up to rounding.
 
 Weights in bf16 or fp16 are rounded to nearest at each step, which loses updates that are far smaller than the weights.
-With an fp32 `master`, the step updates the master, and nothing is lost. With a `key`, bf16 weights are rounded up or
-down at random without bias. A draw depends on key, t and the position of the value among all values: the upper
-neighbour is taken with probability (x − below) / (above − below), in 16 bits, as many as fp32 has beyond bf16.
+With an fp32 copy of the weights (`master`), the step updates this copy, and nothing is lost. With a `key`, bf16 weights
+are rounded at random without bias: x becomes its upper neighbour with probability (x − below) / (above − below), in 16
+bits, because fp32 has 16 bits more than bf16. A draw depends on key, t and the position of x among all values.
 
 This file is the definition, which CPU tensors use; `gpu.py` has the same arithmetic for GPUs.
 """
@@ -33,8 +33,8 @@ from torch import Tensor
 from .. import noise
 
 Numbers = tuple[float, ...]
-# The tensors of a step, one in each column per parameter, dense and with its strides: p and g (fp32, bf16 or fp16), u
-# and v (the states of the update, fp32), and master (fp32, or None). Columns that a step does not need are left out.
+# The tensors of a step. A column has a dense tensor for each parameter, with the parameter's strides: p and g (fp32,
+# bf16 or fp16), u and v (the optimizer's state, fp32), master (fp32, or None). Columns not needed are left out.
 Columns = dict[str, Sequence[Any]]
 PAYLOAD = 0xFFFF  # the bits that fp32 has beyond bf16
 
@@ -50,7 +50,7 @@ def power(base: float, t: int) -> float:
 
 @dataclass(frozen=True)
 class SGD:
-    """SGD as in the module docstring. It keeps b only if `momentum` is not 0."""
+    """SGD as in the module docstring. If `momentum` is 0, there is no b."""
 
     momentum: float = 0.0
     dampening: float = 0.0
@@ -101,7 +101,7 @@ class Adam:
             g = g + p * decay
         m.copy_(m + (g - m) * first)
         v.copy_(v * kept + g * second * g)
-        # The root is correctly rounded: torch's fp32 root on CPUs may come from a library, with an error of an ulp.
+        # The fp64 root gives a correctly rounded fp32 root. torch's fp32 root on a CPU may have an error of an ulp.
         return p + m * size / (v.double().sqrt().float() / root + eps)
 
 
@@ -131,7 +131,7 @@ Update = SGD | Adam | Lion
 
 @dataclass(frozen=True)
 class Conditions:
-    """The numbers that change from step to step; each may be a tensor with one value."""
+    """The inputs that may change from step to step. All but `key` may be tensors with one value."""
 
     lr: float | Tensor
     taken: int | Tensor = 1  # steps before this one, t − 1; a tensor is advanced by the step
@@ -142,7 +142,7 @@ class Conditions:
 
 
 def numbers_of(update: Update, conditions: Conditions) -> tuple[Numbers, float, tuple[int, int]]:
-    """Return the numbers of a step on the host: its options, the factor of gradients, and the seed of draws."""
+    """Return (numbers of the update, factor of the gradients, seed of the draws) of a step, as Python numbers."""
     t, seed = int(conditions.taken) + 1, (0, 0)
     if conditions.key is not None:
         low, high = noise.seed_words(conditions.key)
@@ -152,7 +152,7 @@ def numbers_of(update: Update, conditions: Conditions) -> tuple[Numbers, float, 
 
 
 def step_(update: Update, columns: Columns, conditions: Conditions) -> None:
-    """Step every parameter (weights, masters, states) and add 1 to a tensor `taken`, unless `found_inf` is not 0."""
+    """If `found_inf` is 0, step every parameter (weights, masters, states); add 1 to `taken` if it is a tensor."""
     if float(conditions.found_inf) != 0:
         return
     values, factor, seed = numbers_of(update, conditions)
@@ -173,12 +173,12 @@ def step_(update: Update, columns: Columns, conditions: Conditions) -> None:
 
 
 def dense(x: Tensor) -> Tensor:
-    """Return the values of a dense tensor as (numel,), in the order of memory."""
+    """Return a view (numel,) of the values of a dense tensor, in their order in memory."""
     return x.as_strided((x.numel(),), (1,))
 
 
 def drawn(x: Tensor, start: int, seed: tuple[int, int]) -> Tensor:
-    """Round fp32 values to one of their two neighbours in bf16 at random; NaN stays NaN."""
+    """Round each fp32 value to one of its two neighbours in bf16 at random; NaN stays NaN."""
     position = torch.arange(start, start + x.numel(), device=x.device)
     chance = (noise.uniform(position, torch.tensor(seed, device=x.device)) * (PAYLOAD + 1)).long()
     bits = (x.view(torch.int32).long() & noise.WORD) + chance >> 16
@@ -187,10 +187,10 @@ def drawn(x: Tensor, start: int, seed: tuple[int, int]) -> Tensor:
 
 
 def gradient_norm_(norm: Tensor, grads: Sequence[Tensor], found_inf: Tensor | None) -> None:
-    """Write norm = √(Σ g²) of all gradients; and, in `found_inf`, 1 if it is not finite, else 0.
+    """Write √(Σ g²) of all gradients to `norm`. Set `found_inf`, if given, to 1 if the norm is not finite, else to 0.
 
     Squares and sums are fp64, so that squares of fp32 do not overflow. The root is rounded to fp32. A NaN or an
-    infinity gives a norm of NaN or infinity. Kernels sum in another order, which rarely changes the fp32 result.
+    infinity gives a norm of NaN or infinity. GPU kernels sum in another order, which rarely changes the norm.
     """
     norms = [torch.linalg.vector_norm(dense(g), dtype=torch.float64) for g in grads]
     total = torch.linalg.vector_norm(torch.stack(norms)) if norms else norm.new_zeros(())

@@ -1,8 +1,8 @@
-"""The arithmetic of `definition.py` for GPUs: the same roundings in the same order, so the same bits.
+"""The arithmetic of `definition.py` for GPUs, with the same roundings in the same order: the same bits.
 
-One launch steps all tensors: a program takes one tile of one tensor, which it finds in tables on the device (see
-`operators.py`). Full tiles of tensors whose addresses are all multiples of 16 have no masks and move 16 bytes of fp32
-per thread. The numbers of the step are arguments, or are on the device (see `numbers_kernel`).
+One launch steps all parameters of the same dtypes. A program takes one tile of one parameter, which it finds in tables
+on the device (see `operators.py`). Full tiles have no masks, and move 16 bytes of fp32 per thread, if all addresses are
+multiples of 16. The numbers of the step are arguments, or are on the device (see `numbers_kernel`).
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from ..noise import seed_words
 from .definition import Conditions, Update, numbers_of
 from .operators import FIELDS, SUM_TILE, TILE, StepTables
 
-# Positions in the array of numbers on the device, after the seven numbers of the update rule; and in FIELDS.
+# Positions in the array of numbers on the device, after the seven numbers of an update; then positions in FIELDS.
 FACTOR, SKIP, SEED, SEED_HIGH = (tl.constexpr(place) for place in range(7, 11))
 P_AT, G_AT, U_AT, V_AT, MASTER_AT, LENGTH, START, WHOLE = (tl.constexpr(place) for place in range(len(FIELDS)))
 RECORD = tl.constexpr(len(FIELDS))
@@ -27,8 +27,8 @@ TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: 
 PACKED = tl.constexpr((8, False, False))  # the FORM of packed gradients
 
 
-# The arithmetic of fp32 values. `u` and `v` are the `STATES` tensors of the optimizer's state. A missing one is
-# replaced by any tensor, which is returned unchanged: Triton 3.6 cannot return None together with a tensor.
+# The arithmetic of fp32 values. Of `u` and `v`, the first `STATES` tensors are the optimizer's state. In place of a
+# missing state, another tensor is passed and returned unchanged: Triton 3.6 cannot return None together with a tensor.
 
 
 @triton.jit
@@ -60,7 +60,7 @@ def update(p, g, u, v, n, RULE, DECAY, NESTEROV, STATES):
 
 @triton.jit
 def drawn(x, at, seed, seed_high):
-    """Round fp32 values to one of their neighbours in bf16 at random."""
+    """Round each fp32 value to one of its two neighbours in bf16 at random."""
     chance = (uniform(at, seed, seed_high) * 65536).to(tl.uint32)
     bits = (x.to(tl.uint32, bitcast=True) + chance) >> 16
     return tl.where(x == x, bits, 0x7FC0).to(tl.uint16).to(tl.bfloat16, bitcast=True)
@@ -68,7 +68,7 @@ def drawn(x, at, seed, seed_high):
 
 @triton.jit
 def column(record, FIELD, TYPE, WIDE):
-    # Four values per thread for every dtype, so that a thread holds the same values of all columns, without shuffles.
+    # This gives a thread four adjacent values of any dtype, so that a thread holds the same values of all columns.
     pointer = tl.load(record + FIELD).to(tl.pointer_type(TYPE))
     return tl.multiple_of(pointer, 4 * (TYPE.primitive_bitwidth // 8)) if WIDE else pointer
 
@@ -97,9 +97,9 @@ def gradients(record, tile, at, inside, G, WIDE, BLOCK, LINE, TILE):
 def step_tile(
     record, tile, n, factor, seed, seed_high, RULE, DECAY, NESTEROV, STATES, P, G, MASTER, DRAWN, BLOCK, TILE, WIDE
 ):
-    # Lines are blocks of packed gradients, or the whole tile; half as long if values move one by one. Triton gives a
-    # thread as many adjacent values as the widest access to tensors of the same shape takes. The other branch has
-    # another shape, so adjacent values here belong to adjacent threads.
+    # A line is a block of packed gradients, or a whole tile. If values move one by one, lines are half as long: Triton
+    # gives a thread as many adjacent values as the widest access to tensors of the same shape takes, and with another
+    # shape than in full tiles, adjacent values belong to adjacent threads.
     SPAN: tl.constexpr = TILE if BLOCK is None else BLOCK
     LINE: tl.constexpr = (SPAN if SPAN < TILE else TILE) // (1 if WIDE else 2)
     at = places(tile, LINE, TILE)
@@ -156,8 +156,8 @@ def step_kernel(
         )  # fmt: skip
 
 
-# Numbers on the device: a launch before the step computes them with the fp64 arithmetic of `definition.py`. Its single
-# program writes them to the device and increases the count of steps, unless the step is skipped.
+# If an input is a tensor on the device, a launch before the step computes the numbers with the fp64 arithmetic of
+# `definition.py`. Its only program writes them to the device, and counts the step unless the step is skipped.
 
 WARPS = 4  # eight values a thread: Adam, with four streams, then needs about a hundred registers
 
@@ -179,7 +179,7 @@ def power(base, t):
 
 @triton.jit
 def held(ptr, number):
-    """Return the number on the device if there is one, else `number`."""
+    """Return the number at `ptr` in fp64; if `ptr` is None, return `number`."""
     return fp64(number) if ptr is None else tl.load(ptr).to(tl.float64)
 
 
@@ -189,7 +189,7 @@ def numbers_kernel(
     clip: tl.float64, o0: tl.float64, o1: tl.float64, o2: tl.float64, o3: tl.float64, seed, seed_high,
     RULE: tl.constexpr, DECAY: tl.constexpr,
 ):  # fmt: skip
-    """Write the numbers of a step, and whether it is skipped. If it is not, increase the count of steps."""
+    """Write the numbers of a step, and whether to skip the step. If it is not skipped, increase the count of steps."""
     words = numbers_ptr.to(tl.pointer_type(tl.int32))
     if found_ptr is not None:
         skip = tl.load(found_ptr) != 0
@@ -296,7 +296,7 @@ def norm_kernel(norm_ptr, found_ptr, partials_ptr, count, TURN: tl.constexpr):
 
 
 def gradient_norm_(norm: Tensor, tables: StepTables, found_inf: Tensor | None) -> None:
-    """Write the norm of the gradients of the tables; and, in `found_inf`, 1 if it is not finite, else 0."""
+    """Write the gradients' norm to `norm`. Set `found_inf`, if given, to 1 if the norm is not finite, else to 0."""
     first = 0
     for (_, g, _), (tiles, records) in tables.by_kind.items():
         launch(

@@ -1,9 +1,9 @@
-"""Steps and norms, dispatched by device: CUDA tensors use kernels over cached tables, all others the definition.
+"""Steps and norms, dispatched by device: CUDA tensors use kernels with cached tables, other tensors the definition.
 
-A table on the device holds the addresses of tensors, and is reused until an address changes. A *record* of a tensor has
-addresses, its length, the position of its first value among all values, and the number of its full tiles that can be
-moved 16 bytes at a time. A *tile* is (record, number of the tile in it) in one word. So a program reads two lines of
-memory before it moves its values, for any number of tensors.
+A table on the device holds the addresses of tensors, and is reused until an address changes. A *record* of a parameter
+has the addresses of its tensors, its length, the position of its first value among all values, and the number of its
+full tiles that can be moved 16 bytes at a time. A *tile* is one word with the index of a record, and the number of the
+tile in this parameter. So a program reads two lines of memory before the values, for any number of tensors.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,9 +34,9 @@ _serial = count()
 class Fixed:
     """Tensors whose addresses do not change: the addresses are read once, and not at every step.
 
-    You may write to the tensors, but not change their memory (`.data =`, `set_`, `resize_`): nobody would notice.
-    Use it for parameters and optimizer state; for gradients only if they are views of one bucket and are zeroed in
-    place.
+    You may write to the tensors, but not give them other memory (`.data =`, `set_`, `resize_`): steps would still use
+    the old memory. Use `Fixed` for parameters and optimizer state; for gradients only if they are views of one bucket
+    and are zeroed in place.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -47,7 +47,7 @@ class Fixed:
 
     @cached_property
     def serial(self) -> int:
-        """A unique number, assigned at the first read: torch.compile cannot assign one, and does not need it."""
+        """Return a unique number. The first read assigns it: torch.compile could not, and does not read it."""
         return next(_serial)
 
     def __len__(self) -> int:
@@ -65,7 +65,7 @@ def listed(role: Role) -> Sequence[Tensor]:
 
 
 def written(role: Role) -> None:
-    """Increase the version counters of a role's tensors: autograd must see that they have been written to."""
+    """Increase the version counters of a role's tensors, so that autograd sees that they have been written to."""
     seen = role.versions if isinstance(role, Fixed) else role
     torch.autograd.graph.increment_version([x for x in seen if x is not None])
 
@@ -85,9 +85,9 @@ def key_of(name: str, role: Role) -> object:
 
 @dataclass(frozen=True, eq=False)
 class StepTables:
-    """The tables of all tensors, by the dtypes of weights and gradients and whether there are masters; and memory.
+    """The tables of a step by kind (dtype of weights, dtype of gradients, whether there are masters), and buffers.
 
-    A table is tiles (tiles,), record << 32 | number of the tile, and records (tensors, FIELDS), both int64.
+    A table is two int64 tensors: tiles (tiles,), each record << 32 | number of the tile, and records (tensors, FIELDS).
     """
 
     by_kind: dict[tuple[torch.dtype, torch.dtype, bool], list[Tensor]]
@@ -96,7 +96,7 @@ class StepTables:
 
 
 class TableCache:
-    """The latest tables, by key. Tables that a CUDA graph was captured with are kept, because the graph reads them."""
+    """The tables used last, by key. Tables in a captured CUDA graph are never dropped, because the graph reads them."""
 
     def __init__(self) -> None:
         self.latest: dict[object, StepTables] = {}
@@ -120,7 +120,7 @@ class TableCache:
 
 
 def tables_of(columns: Columns) -> StepTables:
-    """Return the tables of a step; or those of a norm, if there is no column p but only g."""
+    """Return the tables of a step; or the tables of a norm, if there is only the column g."""
     lead, tile = (columns["p"], TILE) if "p" in columns else (columns["g"], SUM_TILE)
     masters = columns.get("master") or [None] * len(lead)
     kinds = [(p.dtype, g.dtype, m is not None) for p, g, m in zip(lead, columns["g"], masters, strict=True)]
@@ -156,10 +156,10 @@ TABLES = TableCache()
 def step_(
     update: Update, roles: dict[str, Role], conditions: Conditions, block: int | None, check: Callable[[], Columns]
 ) -> None:
-    """Step the tensors of the roles p, g, u, v and master. Absent roles are left out.
+    """Step the tensors of the roles p, g, u, v and master. Roles that the step does not need are left out.
 
     `block` is the block length of packed gradients, else None. `check` raises unless the tensors fit each other, and
-    returns them as lists; it is called only for new tensors.
+    returns them as lists. On a GPU it is called only for new tensors.
     """
     if not listed(roles["p"])[0].is_cuda:
         return definition.step_(update, check(), conditions)
@@ -170,7 +170,7 @@ def step_(
 
 
 def tables_for(roles: dict[str, Role], options: object, check: Callable[[], Columns]) -> StepTables:
-    """Return the tables of tensors at their addresses; `options` are further arguments of `check`."""
+    """Return the tables of tensors, from the cache if their addresses and `options` are known, else after `check`."""
     key = (options, *(key_of(name, role) for name, role in roles.items()))
     return TABLES.find(key, listed(roles["p"])[0].device, lambda: tables_of(check()))
 
@@ -189,11 +189,11 @@ WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_columns(columns: Columns, names: dict[str, str], drawn: bool, packed: bool = False) -> Columns:
-    """Return the columns if they fit each other. `names` tells those of u and v; `packed` gradients are not checked.
+    """Return the columns if they fit each other. `names` has names of u and v; `packed` gradients are not checked.
 
     Raises:
         TypeError: a tensor is not dense, or has a dtype that cannot be stepped.
-        ValueError: numbers, sizes, layouts or devices differ, or a written tensor shares memory with another tensor.
+        ValueError: counts, sizes, layouts or devices differ, a master is not needed, or a written tensor shares memory.
     """
     weights, named = columns["p"], {}
     for name, column in ((names.get(at, at), columns[at]) for at in columns if at != "g" or not packed):
@@ -220,7 +220,7 @@ def check_columns(columns: Columns, names: dict[str, str], drawn: bool, packed: 
 
 
 def check_gradients(grads: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return the gradients if one norm can be taken of all of them; else raise."""
+    """Return the gradients if one norm can be taken of all gradients; else raise."""
     for i, g in enumerate(grads):
         _dense(f"grads[{i}]", g, WEIGHTS)
         if g.device != grads[0].device:
