@@ -160,7 +160,7 @@ def add_(
     out: Tensor, packed: Tensor, values: Tensor | None, weights: Tensor | None, chunk: int, k: int, rest: int,
     ok: Tensor | None = None,
 ) -> None:  # fmt: skip
-    """Add each packed row times its weight to `out` (n,), in fp32 or fp64; without weights, set `out` to the rows' mean.
+    """Add each packed row times its weight to `out` (n,), in fp32 or fp64; without weights, set it to the rows' mean.
 
     `values` (rows, count) are given if the packed rows do not hold fp32 values. The bool `ok` becomes False if a result
     is not finite.

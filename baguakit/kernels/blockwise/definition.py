@@ -196,7 +196,7 @@ def _add_rows_(
 def _tools(
     format: Format, run: Run, rows: int, n: int, values: Tensor, beside: Tensor | None
 ) -> tuple[units.RunUnit, Tensor | None, bool]:
-    """Return the function that runs units on `run`, the signs of the rotation, if any, and whether a call takes all rows.
+    """Return the function that runs units on `run`, the signs of any rotation, and whether one call takes all rows.
 
     A run of one block is not compiled. One call for all rows is cheaper, but compiled units take only 2-d tensors.
     """

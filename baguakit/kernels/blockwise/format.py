@@ -63,7 +63,7 @@ class Layout(NamedTuple):
 # With 1, 2, 4 or 8 bits a code, a byte holds 8 / bits codes. A block of w values is cut in 8 / bits stripes of
 # ⌈w · bits / 8⌉ values; the last stripe is padded with zeros. Byte i holds the i-th code of every stripe; the code of
 # the first stripe is in the lowest bits. So adjacent bytes hold adjacent values: a thread that reads 16 bytes of each
-# stripe writes whole words of codes. Codes of 3, 5, 6 or 7 bits are cut in planes of 4, 2 and 1 bits, lowest bits first.
+# stripe writes whole words of codes. Codes of 3, 5, 6 or 7 bits are cut in planes of 4, 2 and 1 bits, from the lowest.
 
 
 def join_(planes: Sequence[Tensor], codes: Tensor, bits: int) -> None:

@@ -118,7 +118,7 @@ def _function(name: str, unit: Unit, like: tuple[Any, ...]) -> str:
     tensors = {f"a{i}": part for i, part in enumerate(like) if isinstance(part, Tensor)}
     strides = {a: part[0].nbytes if part.dim() == 2 else 0 for a, part in tensors.items()}
     few, many = (_noted(run, kernels[0].calls, examples(like, rows)) for rows in (FEW, MANY))
-    # An odd multiple of 16 rows, because columns of 2ᵏ rows would all map to a few lines of the cache.
+    # A piece has an odd multiple of 16 rows: columns of 2ᵏ rows would all map to a few lines of the cache.
     piece = max(PIECE // like[0].shape[1] - 16, 16) if unit in _piecewise and few[1] else "all"
     begins = "\n            ".join(f"char *{a} = all_{a} + begin * {stride};" for a, stride in strides.items())
     calls = "\n            ".join(_statements(few, many))
@@ -146,7 +146,7 @@ extern "C" int {name}({", ".join(f"char *all_{a}" for a in tensors)}, int64_t al
 
 @contextlib.contextmanager
 def _kernels(name: str) -> Iterator[list[Kernel]]:
-    """Yield a list that gets the kernels which Inductor writes in this thread for unit `name`, uncompiled."""
+    """Yield the list of kernels that Inductor writes in this thread for unit `name`. They are not compiled."""
     from torch._inductor.async_compile import AsyncCompile
 
     found, calls = list[Kernel](), list[Any]()
@@ -178,7 +178,7 @@ def _trace(unit: Unit, arguments: list[Any]) -> Unit:
     for argument in arguments:
         if isinstance(argument, Tensor) and argument.dim() == 2:
             torch._dynamo.mark_dynamic(argument, 0)
-    # A copy of the code object, because Dynamo limits its records per code object: each width then has its own limit.
+    # Dynamo limits the number of its records per code object. With a copy of the object, each width has its own limit.
     copy = types.FunctionType(unit.__code__.replace(), unit.__globals__, unit.__name__)
     with torch._dynamo.config.patch(DYNAMO_SETTINGS):
         torch.compile(copy, backend=take, fullgraph=True)(*arguments)
