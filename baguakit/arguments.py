@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 def message(name: str, wanted: str, value: Any) -> str:
-    """Return the error message for an argument, which says the wanted value and the given value."""
+    """Return an error message that says which value an argument needs, and which value was given."""
     return f"{name} is {wanted}, not {describe(value)}"
 
 
@@ -155,7 +155,7 @@ def _range(what: str, least: float, most: float, above: float = -inf, below: flo
 
 
 class Range(NamedTuple):
-    """The range of a number, in an annotation."""
+    """The range of a number, in an annotation. The bounds are as in `real`."""
 
     least: float = -inf
     most: float = inf
@@ -177,7 +177,7 @@ class Kind(NamedTuple):
     by_type: bool = False  # whether the type of a value alone decides if it fits
 
     def take(self, name: str, value: Any) -> Any:
-        """Return the value to use; raise TypeError if it does not fit."""
+        """Return the value to use instead of `value`; raise TypeError if `value` does not fit."""
         if (used := self.use(name, value)) is NO:
             raise TypeError(message(name, self.words, value))
         return used
@@ -346,7 +346,7 @@ def checked(called: Callable[P, R], like: Callable[..., Any] | None = None) -> C
 
 
 class Doors:
-    """A base class: the public methods that `doors` names check their arguments, in subclasses, too.
+    """A base class: methods whose names are in `doors` check their arguments, in subclasses, too.
 
     The annotations are those of the base class that first defines the method. For a method `name`, the package itself
     calls `_unchecked_name`, the function without checks.

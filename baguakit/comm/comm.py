@@ -58,7 +58,7 @@ class Comm:
     _step: int | None = None
     _bucket: int = 0
     _call: int = 0  # distinguishes the messages of different calls
-    _meet: Callable[[], None] | None = None  # called before it waits for others, and before values are added
+    _meet: Callable[[], None] | None = None  # called before this Comm waits for other ranks or adds values
     _sent: Sent | None = None  # counted for a report
     _formats: list[SentFormat] | None = None  # of one flight, likewise
     _part: str = FLAT
@@ -99,14 +99,14 @@ class Comm:
 
     @property
     def round(self) -> int:
-        """The number of this flight in its rule: 0, 1, 2 …, equal on all ranks."""
+        """The number of the current flight among the flights of its rule: 0, 1, 2 …, equal on all ranks."""
         if self._round is None:
             raise ValueError("this Comm has no round; set it with comm.at(round)")
         return self._round
 
     @property
     def step(self) -> int:
-        """The number of optimizer steps before this flight; a free-running rule has no step."""
+        """The number of optimizer steps before the current flight; a free-running rule has no step."""
         if self._step is None:
             raise ValueError("this Comm has no step: set it with comm.at(round, step); a free-running rule has no step")
         return self._step
@@ -120,14 +120,14 @@ class Comm:
     def for_flight(
         self, round: int, step: int | None, bucket: int, sent: Sent, formats: list[SentFormat] | None = None
     ) -> "Comm":
-        """Return a `Comm` for one flight. It adds the bytes that it sends to `sent`, and their formats to `formats`."""
+        """Return a `Comm` for one flight: `sent` counts the bytes that are sent, and `formats` lists their formats."""
         return self._with(_round=round, _step=step, _bucket=bucket, _sent=sent, _formats=formats)
 
     def meeting(self, call: int, meet: Callable[[], None] | None) -> "Comm":
-        """Return a `Comm` for call number `call` (below 2³¹) of a user, who may call on some ranks only.
+        """Return a `Comm` for the user's call number `call` (below 2³¹). A user may make this call on some ranks only.
 
-        Over gloo, a rank receives only messages of the same `call`. The `Comm` calls `meet`, which waits for all ranks:
-        in an exchange of rows when this rank has sent its first messages, else before a collective of gloo begins.
+        Over gloo, a rank receives only messages of the same `call`. `meet()` waits until all ranks make this call. An
+        exchange of rows runs `meet()` after its first messages are sent; gloo's collectives run it before they begin.
         """
         return self._with(_call=call, _meet=meet)
 
@@ -138,7 +138,7 @@ class Comm:
         return copy
 
     def note(self, asked: Any, flew: Any, reason: Any = "") -> None:
-        """Record in which format this flight sends values, for the report of an attachment. One rank sends no values.
+        """Record in which format this flight sends values, for the report of an attachment. A single rank sends none.
 
         Args:
             asked: the requested format, such as a compressor; a report prints the `repr` of this object.
@@ -163,7 +163,7 @@ class Comm:
 
     @property
     def inter(self) -> "Comm":
-        """The `Comm` of one rank of each node: the rank that has the same number within its node as this process."""
+        """The `Comm` of the ranks, one per node, that have the same number within their node as this rank."""
         return replace(self, group=self._nodes()[1], mesh=None, _parts=None, _part=INTER)
 
     def _nodes(self) -> tuple[Any, Any]:
@@ -174,7 +174,7 @@ class Comm:
 
     @property
     def hierarchical(self) -> bool:
-        """True if this `Comm` has a mesh, and so has `intra` and `inter`."""
+        """True if this `Comm` has a mesh, so that `intra` and `inter` can be used."""
         return self._parts is not None
 
     # Collectives on flat tensors. All ranks of the group call them in the same order.
@@ -285,7 +285,7 @@ class Comm:
             self._sent[self._part] = self._sent.get(self._part, 0) + nbytes
 
     def agree_on_shares(self) -> Flows | None:
-        """Return the flows, or None. All ranks call this before each collective; every 16th call sets new shares."""
+        """Return the flows, if any. All ranks call this before a collective; each 16th call sets new shares."""
         if (flows := self._flows.get(self._part)) is not None:
             flows.settle(self.met)
         return flows
@@ -295,8 +295,8 @@ class Comm:
         if self._meet is not None:
             self._meet()
 
-    # Messages use methods of the group, because torch's irecv and isend take 1.5 times as long. A tag depends on length
-    # and call: gloo would end the process at a message that is too long, and accept a message that is too short.
+    # Messages use methods of the group, because torch's irecv and isend take 1.5 times as long. A tag depends on the
+    # length and the call, because gloo ends the process if a message is too long, and accepts one that is too short.
 
     def receive_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
         """Begin to receive `x` from `peer`; return the work. Call its `.wait()` before `x` is read."""

@@ -1,6 +1,6 @@
 """Check process groups, and make new ones for attachments.
 
-NCCL groups that this module makes only record an error, which a monitor reports. Other NCCL groups end the process.
+After an error, NCCL groups of this module only record it, and a monitor reports it. Other NCCL groups end the process.
 """
 
 import os
@@ -78,7 +78,7 @@ def check_device(group: Any, device: torch.device) -> None:
 
 
 def backend_of(group: Any, kind: str) -> str:
-    """Return the backend that a group uses for tensors on this kind of device, such as "gloo", or "nothing"."""
+    """Return the backend that a group uses for tensors on this kind of device, such as "gloo"; "nothing" if none."""
     try:
         return str(group._get_backend(torch.device(kind)).name()).lower()
     except RuntimeError:
@@ -88,7 +88,7 @@ def backend_of(group: Any, kind: str) -> str:
 def store_of(group: Any, name: str) -> Any:
     """Return the key-value store through which the ranks of a group connected, with the key prefix `name`.
 
-    The store has a second connection, so that a wait on the first does not block it. Never block this connection. It is
+    The result uses a second connection, so that a wait on the first does not block it. Never block the second. It is
     made only once, because TCPStore looks up the name of each new client, which can block all clients for seconds.
     """
     if group not in _connections:
@@ -162,7 +162,7 @@ def lazy_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
 def group_over(
     store: Any, name: str, rank: int, members: list[int], kinds: Iterable[str], timeout: timedelta, lazily: bool = False
 ) -> Any:
-    """Return a new process group for tensors on these kinds of devices. Its ranks connect through `store`, by `name`.
+    """Return a new process group for tensors on these kinds of devices. Ranks connect through `store`, under `name`.
 
     `members` has each member's rank in the default group. Over gloo, more than `CONNECTED` ranks connect `lazily`, too.
     """
@@ -257,12 +257,12 @@ def flat_group(mesh: DeviceMesh | None) -> Any:
 
 
 def stand_for(group: Any, inner: Any, members: Sequence[int]) -> None:
-    """Let `Comm(group)` send over `inner`, a group of the same ranks. In the default group these are `members`."""
+    """Let `Comm(group)` send over `inner`, with the same ranks. `members` has their ranks in the default group."""
     _inner[group], _members[inner] = inner, list(members) or list(range(group.size()))
 
 
 def inner_of(group: Any) -> Any:
-    """Return the group over which `Comm(group)` sends: `group`, or if `bk.backend` made it, the group inside it."""
+    """Return the group over which `Comm(group)` sends: `group`, or its inner group if `bk.backend` made `group`."""
     return _inner.get(group, group)
 
 
@@ -337,7 +337,7 @@ class Membership:
     """The members of a group, as an attachment sees them. In this class they never change; in `bk.elastic` they do."""
 
     changes: ClassVar[bool] = False  # ranks come and go, so that the group of the `Comm` changes
-    bodies = 0  # of `recoverable()` that have ended
+    bodies = 0  # the number of `recoverable()` blocks that have ended
 
     def watch(self, monitor: Any) -> None:
         """From now on, tell the monitor of an attachment or a hook when a rank is lost."""

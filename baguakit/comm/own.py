@@ -120,7 +120,7 @@ def reweighed(shares: Sequence[float], seconds: Sequence[float]) -> list[float]:
 
 
 def longer(timeout: timedelta) -> timedelta:
-    """Return the timeout of a flight's messages. It is longer than the monitor's, which then names a rank first."""
+    """Return the timeout of a flight's messages. The monitor has a shorter timeout, and so names a rank first."""
     return timeout * 1.25 + timedelta(seconds=2)
 
 
@@ -148,9 +148,9 @@ def own_groups(
 
 
 def flows_of(group: Any, parts: Parts, count: int, name: str, timeout: timedelta, store: Any) -> dict[str, Flows]:
-    """Return {part: flows}: `count` flows between all ranks or, with a mesh, between nodes; {} if 1. Collective.
+    """Return {part: flows}: `count` flows between all ranks or, with a mesh, between nodes; {} for a `count` of 1.
 
-    The first flow uses the existing group.
+    The first flow uses the existing group. Collective.
     """
     if count == 1:
         return {}
@@ -188,7 +188,7 @@ def abort_all(groups: Iterable[Any]) -> None:
 
 
 def let_go() -> int:
-    """Free on threads those groups, kept by `abort_all`, that nothing else refers to; return how many are left."""
+    """Free, on threads, the groups that only `abort_all` keeps; return the number of groups that are still kept."""
     with _letting_go:
         for _ in range(len(_kept)):
             held = [_kept.pop(0)]

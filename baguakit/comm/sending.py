@@ -38,7 +38,7 @@ def warm(group: Any, device: torch.device) -> None:
     """Send a first byte, if this group has never sent tensors of `device`. Collective.
 
     NCCL makes its communicator in the first call, which waits for all ranks, even for ranks that send no message. Over
-    gloo each rank sends the byte to the next rank, so that a network interface that cannot reach others is found now.
+    gloo, each rank sends the byte to the next rank. So an interface that cannot reach the other hosts is noticed early.
     """
     if group.size() == 1 or device in _warm.setdefault(group, set()):
         return
@@ -60,7 +60,7 @@ def check_peer(peer: int, group: Any) -> None:
 
 
 def check_gathered(out: Tensor, x: Tensor, size: int, name: str = "x") -> None:
-    """Raise a ValueError unless `out` has the dtype and size of `size` tensors `x`; the error calls `x` by `name`."""
+    """Raise a ValueError unless `out` has the dtype and size of `size` tensors `x`, which the error calls `name`."""
     if out.numel() != size * x.numel() or out.dtype != x.dtype:
         raise ValueError(
             f"out has room for {size} tensors like {name}; out is {describe(out)}, and {name} is {describe(x)}"
@@ -137,8 +137,8 @@ def _named(format: Any) -> str:
 class Rider:
     """Flags of a flight: a row of bytes on each rank. The maximum of the rows of all ranks is needed.
 
-    On a GPU a separate collective would add latency. So the flags are sent with the first all-gather of the flight;
-    with nodes, with the first between nodes and the first within nodes. If there is none, `arrive` all-reduces them.
+    On a GPU a separate collective would add latency. So the first all-gather of the flight also sends the flags; with a
+    mesh, the first between nodes and the first within nodes do. If a rank is not reached, `arrive` all-reduces them.
     """
 
     def __init__(self, mine: Tensor, size: int) -> None:
@@ -146,7 +146,7 @@ class Rider:
         self._size, self._parts = size, set[str]()
 
     def aboard(self, comm: Any) -> Any:
-        """Return a copy of `comm`, whose all-gathers send these flags, too."""
+        """Return a copy of `comm` whose all-gathers also send these flags."""
         return comm._with(_rider=self)
 
     def boards(self, part: str, size: int) -> tuple[Tensor, Tensor] | None:

@@ -64,7 +64,7 @@ class Membership(Rounds):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.used = False  # by an attachment
-        self.bodies = 0  # of `recoverable` that have ended
+        self.bodies = 0  # the number of `recoverable` blocks that have ended
         self._engines: list[Engine] = []
         self._kept: dict[Engine, Kept | None] = {}  # of attachments outside of a round; None: never in one
         self._callbacks: list[Callable[[Change], None]] = []
@@ -164,11 +164,11 @@ class Membership(Rounds):
         self._touched = time.monotonic()
 
     def _is_loss(self, error: RuntimeError) -> bool:
-        """Return whether a lost rank may have caused `error`: a PeerError, a network error, or any after the round."""
+        """Return whether a lost rank may have caused `error`: a PeerError, a network error, or one after the round."""
         return isinstance(error, (PeerError, dist.DistError)) or bool(self.why) or bool(GLOO.match(str(error)))
 
     def regroup(self, error: BaseException | None) -> None:
-        """Enter the next round, and continue from the last complete step. `error` is None if a pause ended a round."""
+        """Enter the next round; continue from the last complete step. `error` is None if a pause ended the round."""
         began, old = time.monotonic(), self.round
         why = str(self.pausing.plan["why"] if error is None else error)
         self._stuck = self._stuck or (None if error is None else began)
@@ -235,7 +235,7 @@ class Membership(Rounds):
         return error
 
     def _report(self, change: Change | None, old: Round | None, why: str, seconds: float, error: Any) -> None:
-        """Complete `change` and pass it to the callbacks of `on_regroup`; rank 0 logs it. If it is None, do nothing."""
+        """If `change` is given, complete it, and pass it to the callbacks of `on_regroup`; rank 0 logs it."""
         if change is None or self.round is None:
             return
         here = self._names()
@@ -256,7 +256,7 @@ class Membership(Rounds):
 
 
 def free() -> None:
-    """Free the process groups of past rounds, which reference cycles of errors and their frames keep alive.
+    """Free the process groups of past rounds. Errors and their frames keep these alive in reference cycles.
 
     A garbage collection stops all threads for a while, so it runs after the first steps of the new round. A thread
     that still waits for a message in a group keeps this group alive until the message times out.
@@ -343,7 +343,7 @@ def join(
     with `python -m baguakit.store`, best on a machine that does not train. Anyone who can connect to the store can run
     code on every rank, so bind the store to a private network or a VPN.
 
-    A call in the main thread sets a SIGTERM handler, unless there is one: this rank then leaves, as by `att.leave()`.
+    A call in the main thread also sets a handler of SIGTERM, if there is none. The handler makes this rank leave.
 
     Args:
         endpoint: "host:port" of the store; without ":port", the port is 29400.
@@ -351,7 +351,7 @@ def join(
         most: the largest number of ranks, up to 64; further processes wait until a rank is lost.
         every: new ranks join after a step whose number is a multiple of this. With `diloco`, pass its `every`.
         name: distinguishes trainings that share a store.
-        keep_alive: the seconds between two signs of life of a rank; also the time to answer when a round ends.
+        keep_alive: the seconds between two signs of life of a rank. A rank must answer in this time when a round ends.
         last_call: the seconds for which a new group of at least `least` ranks waits for more ranks.
         patience: the seconds for which a rank waits for a group, in this call or later, before it raises TimeoutError.
             If no step is made for this time, ranks that cannot reach all others are left out.

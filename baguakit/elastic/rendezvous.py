@@ -15,13 +15,13 @@
 
 A meeting closes when the previous round is over, and each member of that round has come, will not come, has a closed
 door (`doors.py`), or has not answered in time. The process that came first closes the meeting. A process that comes
-after this waits for the next meeting. A new process comes once it reaches the doors of all living old members.
+later waits for the next meeting. A new process does not come before it reaches the doors of all living old members.
 
-If no step has been made within the patience, each member writes whose doors do not answer. Then members are left out,
-one after another, until all remaining members reach each other.
+If no step has been made within the patience, each member writes the names of members whose doors do not answer. Then
+members are left out, one after another, until all remaining members reach each other.
 
-`torch.distributed.elastic` is not used, because its rendezvous can leave out waiting ranks, takes slow ranks for dead
-ranks, and waits for a rank whose training hangs if the other threads of that rank still run.
+`torch.distributed.elastic` is not used, because its rendezvous can leave out waiting ranks, treats slow ranks as dead
+ranks, and waits for a rank whose training hangs, as long as other threads of that rank run.
 
 **Pauses.** All ranks end the round after the same step `until`, so that no step is lost:
 
@@ -182,7 +182,7 @@ class Rendezvous:
         first = next(member for member in came if self._waits(member, now))
         if not self._old:
             self._check_agreed(first)
-        # If this rank or another has made no step within the patience, this rank first writes whose doors are SILENT.
+        # If a rank has made no step within the patience, this rank first writes which members have SILENT doors.
         if self._old and self.me.cut is None and (self.stuck() or any(member.cut is not None for member in came)):
             others = [member for member in came if member.name != self.me.name]
             if (silent := silent_of(others, self._knocks)) is not None:
@@ -313,7 +313,7 @@ def delete_before(store: Any, number: int) -> Iterator[str]:
 class Pause:
     """The pause of a round: all ranks end the round after the same step. Only the first plan of a pause counts.
 
-    `step()` is the number of steps of this rank; -1 if ranks do not wait for each other: then each may stop at once.
+    `step()` returns the number of steps of this rank; -1 if ranks do not wait for each other, and may stop at any step.
     """
 
     def __init__(self, round: Round, step: Callable[[], int]) -> None:

@@ -190,7 +190,7 @@ class Rounds:
             found.set_exception(error)
 
     def _meet(self, look: Callable[[], None], search: Search) -> Round | None:
-        """Come to a meeting, and return the resulting round; None if this process is not in it."""
+        """Take part in a meeting, and return the round that it begins; None if this process is not in that round."""
         settings = self.settings
         if self._store is None:
             place = (settings.host, settings.port)
@@ -260,8 +260,8 @@ class Rounds:
     def during(self, work: Callable[[], Any], group: Any) -> Any:
         """Run the collective `work`, and return its result. If the round ends, raise an error at once.
 
-        It runs on a thread, because gloo's waits do not end when a group is aborted. On a GPU the host waits for the
-        collective if `group` is the group of the round. The attachments use other groups, and their monitors wait.
+        `work` runs on a thread, because gloo's waits do not end when a group is aborted. On a GPU the host waits for
+        `work` if `group` is the group of the round. The attachments use other groups, and their monitors wait.
 
         Raises:
             PeerError: the round is over, or ends meanwhile.
@@ -289,7 +289,7 @@ class Rounds:
             self._waiting.remove(result)
 
     def _pulse(self, round: Round, pausing: Pause, over: threading.Event) -> None:
-        """Send signs of life, watch the next rank, and end or pause the round when the store says so. Runs on a thread.
+        """Send signs of life, watch the next rank, and read in the store whether the round ends. Runs on a thread.
 
         Rank 0 asks for a pause when processes wait to join. If the store does not answer, the round ends on this rank,
         because the other ranks may have continued without it. The next rank is watched because gloo notices a lost

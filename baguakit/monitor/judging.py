@@ -120,9 +120,9 @@ class Judge:
 
 
 def _awaited(here: dict[int, Record]) -> list[tuple[int, Waiting]]:
-    """Return (rank, its flight) for each lane on which ranks wait: the latest late flight, else the latest flight.
+    """Return [(rank, its flight)] for lanes on which ranks wait: the lane's latest late flight, else its latest flight.
 
-    `patience` is replaced by the shortest of all ranks that wait on that lane. Lanes with a late flight come first.
+    A flight's `patience` is the shortest of all ranks that wait on its lane. Lanes with a late flight come first.
     """
     waits = [(rank, record.waiting) for rank, record in here.items() if record.waiting is not None and not record.how]
     found = []

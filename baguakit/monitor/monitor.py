@@ -5,8 +5,8 @@ publishes which rank is at fault. With every heartbeat a rank compares its launc
 ranks that have diverged do not continue to train.
 
 When a process with attachments exits, it tells the other ranks, and ends the threads of its monitors, because a thread
-that returns from a call of torch while the interpreter exits aborts the process. The other ranks read in the store why
-a rank has left. The store may end with rank 0, so rank 0 waits a few seconds until the others have left.
+would abort the process if it returned from a call of torch while the interpreter exits. The other ranks read in the
+store why a rank has left. The store may end with rank 0, so rank 0 waits a few seconds until the others have left.
 """
 
 import atexit
@@ -40,7 +40,7 @@ class PeerError(RuntimeError):
 
 
 class Fault:
-    """A number in pinned memory, for each dtype. It is 1 until `set` is called, then NaN. The bool is True, then False.
+    """A number in pinned memory, one for each dtype: 1 until `set` is called, then NaN; for bool, True and then False.
 
     An abort ends the kernels of a flight before all data have come. Optimizer steps that the host has queued already
     would then apply an unfinished sum. So `set` is called before the abort, and the device reads the number after the
@@ -135,7 +135,7 @@ class Monitor:
         """Wait for a collective and return its result, or raise an error that names the rank at fault.
 
         If the ranks of the group may change, the host also waits until a GPU has finished the work. An aborted kernel
-        seems to be finished, but `fail` sets the error before the abort, so that its result is never used.
+        seems to be finished, but `fail` sets the error before the abort, so that no result is used.
         """
         if self.error is not None:  # `fail` may have looked too early to see this flight, or ended a placeholder
             collective.flight.fail(self.error)
@@ -208,7 +208,7 @@ class Monitor:
         return own
 
     def compare(self, *ranks: int, sure: bool = False) -> None:
-        """Compare this rank's launches with those of `ranks`, and call `fail` if a rank is found to be at fault."""
+        """Compare this rank's launches with those of `ranks`; call `fail` if they differ. `sure`: see `diverged`."""
         if self.size > 1 and self.error is None:
             with contextlib.suppress(RuntimeError):  # the store went with its host: there is nothing to compare with
                 self.watch.compare(self.watch.board.written({r % self.size for r in ranks}), sure)

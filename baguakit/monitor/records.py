@@ -78,7 +78,7 @@ class Air:
             return {lane: known[-1] for lane, known in self._launches.items()}
 
     def at(self, lane: int, count: int) -> LaunchCount | None:
-        """Return the LaunchCount after `count` launches on a lane; None if there are fewer, or if it was forgotten."""
+        """Return the LaunchCount after `count` launches on a lane; None if it is not known yet, or no longer kept."""
         with self._lock:
             known = self._launches.get(lane)
             if not known or not known[0].number <= count <= known[-1].number:
@@ -95,7 +95,7 @@ class Air:
                 self._held.append(collective)
 
     def watch(self, message: Collective) -> None:
-        """Keep `message`, the latest between two ranks. It is not among the launches that all ranks make."""
+        """Keep the latest message between two ranks. It is not among the launches that all ranks make."""
         with self._lock:
             self._passed[MESSAGES] = message
 
@@ -118,8 +118,8 @@ class Air:
         launched before the time `before`. If there is none, it is a collective that the host has waited for, but the
         device has not done, and that was launched before the time `passed_before`.
 
-        No more flights are queried than needed: on CUDA a query of an event would end a graph capture that training has
-        begun meanwhile.
+        No more flights are queried than needed, because on CUDA a query of an event would end a graph capture that
+        training has begun meanwhile.
         """
         with self._lock:
             held = sorted(self.all(), key=lambda each: each.launched)

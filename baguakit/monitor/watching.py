@@ -1,4 +1,4 @@
-"""Watch the flights of one rank: with each heartbeat write its record, read the verdict and, if it is judge, judge.
+"""Watch the flights of one rank. With each heartbeat, write its record and read the verdict; the judge also judges.
 
 A heartbeat takes two requests to the store, for any number of ranks. The first writes a record. The second reads the
 lease of the judge and the records of two ranks: the next rank, and a different rank with each heartbeat. One of the
@@ -81,8 +81,8 @@ class Watch:
         if self._judges:
             lease = self._replace(self._mine())
         else:
-            # Read the next rank, and a rank to compare launches with. A waiting rank compares with the judge, because
-            # the judge cannot compare launches that it has not made yet.
+            # Read the records of the next rank, and of a rank to compare launches with. A waiting rank takes the judge
+            # for this, because the judge cannot compare launches that it has not made yet.
             other, judge = (monitor.rank + 1 + self._beats % (monitor.size - 1)) % monitor.size, self._lease.rank
             peers = (monitor.rank + 1) % monitor.size, judge if waiting is not None and judge >= 0 else other
             lease, records = self._ask(self.board.glance, peers)
@@ -156,9 +156,9 @@ class Watch:
     # The observations of this rank
 
     def _waiting(self) -> tuple[Waiting | None, bool]:
-        """Return the flight that this rank waits for, and whether the flight is late or has failed."""
+        """Return the flight that this rank waits for, if any, and whether the flight is late or has failed."""
         monitor, now = self.monitor, time.time()
-        # Flights on a GPU that the host does not wait for are queried only if one may never arrive: see `awaited`.
+        # GPU flights that the host does not wait for are queried at the timeout; earlier if one may never arrive.
         in_need = monitor.air.passed() and (self._in_need() or monitor.broken())
         passed = 2 * self.beat if in_need else monitor.timeout
         flying, failed = monitor.air.awaited(now - 2 * self.beat, now - passed)
@@ -211,7 +211,7 @@ class Watch:
                 self._replace(Lease())
 
     def _watch_the_store(self) -> None:
-        """Report a store that does not answer. The thread of `_watch` cannot: it is blocked in a call to the store."""
+        """Report a store that does not answer. The thread of `_watch` is then blocked in a call to the store."""
         while self._next(self.over, self.beat):
             asked, (waiting, _) = self._asked, self._waiting()
             silent = 0.0 if asked is None else time.monotonic() - asked

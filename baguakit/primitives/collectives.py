@@ -51,7 +51,7 @@ def codec_of(x: Tensor, compressor: Compressor | None, comm: Comm, rows: int = 1
 
 
 def output(out: Tensor | None, x: Tensor, shape: Sequence[int]) -> Tensor:
-    """Return `out`, or a new tensor of this shape if `out` is None. Raise if its dtype or device is not that of `x`."""
+    """Return `out`, or a new tensor of this shape if `out` is None. Raise if `out` does not fit `x` and `shape`."""
     if out is None:
         return x.new_empty(shape)
     instance("out", out, Tensor, "a tensor")
@@ -212,7 +212,7 @@ def compressed_reduce_scatter(
     than their values, `x` is summed in its dtype.
 
     Args:
-        x, compressor, comm: `x` of one shape and dtype on all ranks.
+        x, compressor, comm: `x` has one shape and dtype on all ranks.
         residual: fp32, contiguous, as long as `x`; overwritten by the compression error of this rank, x − Q(x). The
             residuals of all ranks add up to the exact sum minus the rounded sum, except for the rounding of fp32.
         average: divide the sum by the number of ranks.

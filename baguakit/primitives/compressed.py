@@ -175,7 +175,7 @@ def compressed_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Te
     Args:
         x: a floating tensor of any shape, or a list of them in one dtype; overwritten and returned.
         compressor: such as `compressors.MinMaxUInt8()`.
-        comm: the group. With one rank nothing happens and nothing is lost.
+        comm: the group. With one rank, `x` is unchanged and the residual is 0.
         residual: fp32, as long as `x`; overwritten by the compression error of this rank's contribution, such that
             Σ_r residual_r = Σ_r x_r − n · result, up to the rounding of the result. In one hop it is x − Q(x). In two
             hops the owner of a shard adds n times the error of the second compression.
@@ -199,8 +199,8 @@ def mean_with_check_(
     """Average the flat `x` as `compressed_mean_` does.
 
     Returns:
-        For `Blockwise` in two hops on a GPU, a bool tensor: whether all of the result is finite, which its kernels find
-        out at no cost. Otherwise None.
+        With `check`, for `Blockwise` in two hops on a GPU: a bool tensor, True if the result is finite, which kernels
+        find out at no cost. Otherwise None.
     """
     if not compresses(x, codec, comm, comm.size) or comm.size == 1:
         if residual is not None:
@@ -299,7 +299,7 @@ def sparse_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor
 
 
 def sparse_mean_with_check_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor | None) -> Tensor | None:
-    """Average the flat `x` like `sparse_mean_`. For `TopK` on a GPU, return whether it is finite; else None."""
+    """Average the flat `x` as `sparse_mean_`. For `TopK` on a GPU, return a bool tensor: is `x` finite? Else None."""
     others = comm.size - 1
     sent, plain = others * compressor._unchecked_row_bytes(x.numel()), 2 * others * x.nbytes // comm.size
     comm.note(compressor, compressor, longer(sent, plain) if sent >= plain > 0 else "")

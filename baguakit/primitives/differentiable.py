@@ -171,7 +171,7 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True, eq=False)
 class Differentiable:
-    """Collectives on activations, with a backward pass. Do not construct it in a function that is compiled.
+    """Collectives on activations, with a backward pass. Construct it outside of compiled functions.
 
         tokens = bk.primitives.Differentiable(comm, forward=MinMaxUInt8(), backward=MinMaxUInt8())
         heard = tokens.all_to_all(x, output_split_sizes, input_split_sizes)

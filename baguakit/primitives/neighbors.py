@@ -157,7 +157,7 @@ def agreed_targets(
     once. Then `targets` may be None, which means all ranks that receive from this rank.
 
     Raises:
-        ValueError: on every rank. It names the two ranks that disagree, or the rank whose peers are impossible.
+        ValueError: names two ranks that disagree, or a rank whose peers are impossible; with `check`, on all ranks.
     """
     sources, wanted = list(sources), None if targets is None else list(targets)
     wrong = ""

@@ -29,12 +29,12 @@ def exchanged(
     """Send messages to other ranks, and yield (rank, index) of each received message. Exhaust this iterator.
 
     In turn s = 1 … n − 1, rank r of n sends to rank r + s and receives from rank r − s. If a rank sends `TURN` bytes or
-    more in a turn, its next turn begins when it has received as many bytes, except for one message. If it sends fewer
+    more in a turn, its next turn begins when it has received as many bytes, minus the last message. If it sends fewer
     bytes, or over several flows, the next turn begins at once.
 
-    `outgoing` has the messages to each rank; an iterator may compute them in their turn. On a GPU it has at most one to
-    each rank. `incoming` has the tensors to receive the messages from each rank. All tensors are on `device`. Message i
-    has the tag `tag` + i. Exchanges at the same time need different tags.
+    `outgoing` has the messages to each rank; an iterator may compute them in their turn. On a GPU it has at most one
+    message to each rank. `incoming` has the tensors to receive the messages from each rank. All tensors are on
+    `device`. Message i has the tag `tag` + i. Exchanges at the same time need different tags.
     """
     n, rank = comm.size, comm.rank
     if device.type == "cuda":  # NCCL pairs sends with receives only within one call of the whole group
@@ -124,8 +124,8 @@ def gathered(
 ) -> Iterator[tuple[slice, int]]:
     """Send a row of bytes to all ranks, and yield (ranks, i) when piece i of the rows of these ranks has arrived.
 
-    Rows of `TURN` bytes or more, in pieces, go around a ring: in step s = 0 … n − 2, rank r of n sends the row of rank
-    r − s to rank r + 1, and receives the row of rank r − s − 1 from rank r − 1. Shorter rows go to all ranks at once.
+    Rows with several pieces and at least `TURN` bytes go around a ring, unless there are flows: in step s = 0 … n − 2,
+    rank r of n sends row r − s to rank r + 1, and receives row r − s − 1 from rank r − 1. Other rows go to all at once.
 
     `incoming` is as in `scattered`. `packed` yields this rank's row (1, bytes) of each piece when it is needed. The
     exchange uses n tags for each piece, from `tag` on.

@@ -49,7 +49,7 @@ class Setup:
     def groups(self, channel: int) -> frozenset[str]:
         """Return the kinds of groups that the work on a channel uses.
 
-        Channel 0 also sends messages of no rule, over the flat group. Flags of gradients use the flat group, too.
+        Channel 0 also sends messages that belong to no rule. Such messages, and flags of gradients, use the flat group.
         """
         rules = [rule for rule in self.rules if channel_of(rule) == channel]
         flat = channel == 0 or any(rule.what == "grad" for rule in rules)
@@ -164,7 +164,7 @@ def agree(monitor: Monitor, make: Callable[[], AnySetup], label: str = "attach()
 
 
 def first_said(monitor: Monitor, label: str, text: str) -> str:
-    """Return the `text` of the rank that calls first, without waiting. All ranks make such calls in the same order."""
+    """Return the `text` of the rank that calls first; wait for no rank. All ranks make these calls in one order."""
     if monitor.size == 1:
         return text
     collective = Collective(label=label)
@@ -184,7 +184,7 @@ def _compared(monitor: Monitor, key: str, written: Written, verb: str) -> str:
     """Write a digest of this rank's error or lines, and return the difference that rank 0 finds; "" for none.
 
     Only the first rank that differs writes its error or lines. If no rank differs, each rank except rank 0 makes four
-    requests, for any number of ranks, and one more for each query whether rank 0 has compared.
+    requests, for any number of ranks, and one more each time it asks whether rank 0 has compared.
     """
     store, mine, verdict, told = monitor.store, f"{key}/{monitor.rank}", f"{key}/verdict", f"{key}/told"
     text = json.dumps(written).encode()
@@ -219,7 +219,7 @@ def odd_one(digests: Sequence[bytes]) -> int:
 
 
 def difference(rank: int, ours: Written, theirs: Written, verb: str) -> str:
-    """Return a sentence with the error of `rank`, or with its first line that differs from rank 0's, `ours`."""
+    """Return a sentence with the error of `rank`, or its first line that differs. Rank 0 wrote `ours`."""
     if theirs[0] is not None:
         return f"rank {rank} could not {verb}: {theirs[0]}"
     pairs = zip_longest(ours[1], theirs[1], fillvalue="nothing more")

@@ -51,7 +51,7 @@ class Channel:
     failed: list[str] = field(default_factory=list)  # descriptions of work that has failed here
 
     def check(self) -> None:
-        """Raise a PeerError if work on this lane failed: ranks that wait for its messages would receive new ones."""
+        """Raise a PeerError if work on this lane failed: ranks that wait for it would receive later messages."""
         self.monitor.check()
         if self.failed:
             raise PeerError(self.failed[0])
@@ -107,7 +107,7 @@ class Runtime(Generic[AnySetup]):
 
     Attributes:
         setup: the setup, the same on all ranks.
-        channels: one channel for work that ends within a step and, if a rule needs it, one for flights that outlast it.
+        channels: a channel for work that ends within a step and, if a rule needs one, a channel for longer flights.
         host: a channel that sends CPU tensors, if a rule is free-running; else None.
         over: whether the runtime has ended.
     """
@@ -155,7 +155,7 @@ class Runtime(Generic[AnySetup]):
     # Methods that end the runtime
 
     def finish(self, drain: Callable[[], None]) -> None:
-        """Call `drain`, which waits for flights in the air, and close the runtime. Idempotent."""
+        """Call `drain`, which waits for the launched flights, and close the runtime. Idempotent."""
         if self.over:
             return
         with or_abandon(self):
@@ -324,6 +324,6 @@ def connect(stages: Iterable[Stage], x: Tensor, comm: Comm) -> None:
 
 
 def topologies_of(stage: Stage) -> list[Topology]:
-    """Return the topologies in the fields of a stage, except `Chosen` ones, whose peers are not known before."""
+    """Return the topologies in the fields of a stage, except `Chosen`, whose peers are not known in advance."""
     held = [getattr(stage, each.name) for each in fields(stage)]
     return [each for each in held if isinstance(each, Topology) and not isinstance(each, Chosen)]
