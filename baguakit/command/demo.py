@@ -121,7 +121,7 @@ BY_NAME = {each.name: each for each in CONTENDERS}
 
 
 def chosen(name: str | None, every: bool, ranks: int) -> Sequence[Contender]:
-    """Return the contenders to run: all, if `every`; two baselines and those of `name`, if given; else the default."""
+    """Return the contenders to run: all, if `every`; if `name`, two baselines and its variants; else the default."""
     able = [each for each in CONTENDERS if has_nodes(ranks) or not each.needs_nodes]
     if name is None:
         return [each for each in able if every or each.telling or each is ALONE]
@@ -325,7 +325,7 @@ def evaluate(model: nn.Module, digits: Digits) -> tuple[float, Tensor]:
 def prepare(kept: dict[str, Any], rate: float | None) -> tuple[str, tuple[float, float] | None]:
     """Put a communicator and the data into `kept`; limit this rank to `rate` bytes per second from now on. Collective.
 
-    Return in words where the ranks train, and the measured rates (see `measured`), or None without `rate`.
+    Return in words where the ranks train, and the measured rates (see `measured`; None without `rate`).
     """
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
     torch.set_num_threads(1)  # ranks share the cores
@@ -343,7 +343,7 @@ def prepare(kept: dict[str, Any], rate: float | None) -> tuple[str, tuple[float,
 def train(kept: dict[str, Any], contender: Contender, steps: int, seed: int) -> Result:
     """Train a new network, with the weights and batches that `seed` gives; return the result. Collective.
 
-    The time of copying networks for the curve is not counted.
+    The time of copying the network for `Result.curve` is not counted.
     """
     comm, digits = kept["comm"], kept["digits"]
     model = network(seed).to(digits.train[0].device)

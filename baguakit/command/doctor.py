@@ -137,7 +137,7 @@ def compilers() -> Iterator[Finding]:
 def network() -> Iterator[Finding]:
     """Yield findings on the network interfaces, and on the address that gloo uses between machines.
 
-    Gloo uses the address of the interface in GLOO_SOCKET_IFNAME; by default, the address of the host's name.
+    Gloo uses the address of the interface in GLOO_SOCKET_IFNAME; by default, the address that the host name stands for.
     """
     names = [name for _, name in socket.if_nameindex()]
     others = [name for name in names if name not in LOOPBACKS and driver(name, "operstate") != "down"]
@@ -191,7 +191,7 @@ def two_ranks() -> Iterator[Finding]:
 
 
 def mean_of_ranks() -> None:
-    """Average the numbers of two ranks; raise an error if the mean is wrong. Both ranks call it."""
+    """Average the numbers 0 and 1 of two ranks; raise an error if the mean is wrong. Both ranks call it."""
     comm = Comm()
     mean = float(mean_(torch.tensor([float(comm.rank)]), comm))
     if mean != 0.5:

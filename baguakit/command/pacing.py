@@ -48,7 +48,7 @@ def written(bits: float) -> str:
 
 
 def connections() -> dict[str, int]:
-    """Return {name: descriptor} of this process's sockets. The kernel never gives a name to a second socket."""
+    """Return {name: descriptor} of this process's sockets. The kernel never uses a name again."""
     found = {}
     for fd in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # the descriptor of the folder itself is closed by now

@@ -42,7 +42,7 @@ def leads() -> bool:
 
 @contextlib.contextmanager
 def joined() -> Iterator[Comm]:
-    """Yield the `Comm` of the ranks of torchrun for a `with` block: over NCCL if each has a GPU, else over gloo.
+    """Yield the `Comm` of the ranks of torchrun for a `with` block: over NCCL if each rank has a GPU, else gloo.
 
     The `Comm` has a mesh if there are several nodes of several ranks. Ctrl-C kills the process at once, because Python
     runs no signal handlers while torch waits.

@@ -52,7 +52,7 @@ class Ranks:
     The first call starts the processes. They run until `close()`, until a call fails, until this object is deleted, or
     until the caller's process ends. They form torch's default process group, which `bk.Comm()` uses. The group runs
     gloo on the loopback interface, so other machines cannot reach it. The processes have the working directory, the
-    environment and `sys.path` of the caller, but no variables. A script needs no `if __name__ == "__main__"`. The
+    environment and `sys.path` of the caller, but not its variables. A script needs no `if __name__ == "__main__"`. The
     function of a notebook is sent with the values that it refers to.
 
     Args:
@@ -119,7 +119,7 @@ class Ranks:
         if not isinstance(lost, Collection) or isinstance(lost, (str, bytes, torch.Tensor)):
             raise TypeError(f"lost is a sequence of ranks, not {lost!r}")
         gone = {integer("a rank in lost", rank, 0, self.size - 1) for rank in lost}
-        # Code that is not in a file, such as a notebook cell: ranks get its source, so that their tracebacks show it.
+        # Ranks get the source of code that is not in a file, such as a notebook cell, so that their tracebacks show it.
         sources = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
         work = pickle.dumps({"path": [*map(str, sys.path)], "sources": sources, "keep": keep, "packed": packed})
         values: dict[int, Any] = {}
@@ -292,7 +292,7 @@ class Process:
 
 
 def end(launcher: Launcher, processes: list[Process], owner: int) -> None:
-    """Close the pipes and sockets to `processes`; kill them, too, if this process is their `owner` (a process id)."""
+    """Close the pipes and sockets to `processes`. If this process has the id `owner`, kill the `processes` first."""
     if owner == os.getpid():
         launcher.end([process.pid for process in processes])
     for process in processes:

@@ -179,7 +179,7 @@ def progress(steps: Iterable[T], label: str = "", total: int | None = None) -> I
 
 
 def _reported(control: socket.socket, steps: Iterable[T], report: Progress) -> Iterator[T]:
-    """Yield from `steps`, and report the progress to the caller until the call ends. Nobody shows later reports."""
+    """Yield from `steps`, and report the progress to the caller until the call ends; no later report would be shown."""
     began_in, last = _call, -BEAT
     try:
         for step in steps:
@@ -197,7 +197,7 @@ def _reported(control: socket.socket, steps: Iterable[T], report: Progress) -> I
 
 
 class Launcher:
-    """The launcher, for use in the user's process. The function `launcher` returns the launcher of this process."""
+    """A handle of the launcher process: it starts the process and sends requests. `launcher()` returns the handle."""
 
     def __init__(self) -> None:
         if not hasattr(os, "fork"):
@@ -224,7 +224,7 @@ class Launcher:
         return self._socket.fileno() >= 0 and self._owner == os.getpid() and self._process.poll() is None
 
     def fork(self, control: socket.socket, files: Sequence[int]) -> int:
-        """Start a rank with `files` as the arguments of `run`; return its process id, which `control` receives."""
+        """Fork a rank, which calls `run(*files)`; return its process id, which the launcher sends over `control`."""
         try:
             self._used = True
             send(pickle.dumps(()), self._socket, files)

@@ -1,11 +1,11 @@
 """Topologies: mixing matrices for decentralized averaging.
 
-In one round every rank i replaces its tensor by a weighted mean of the tensors of the ranks that it hears,
+In one round every rank i replaces its tensor x_i by a weighted sum of x_i and the tensors x_j that it hears:
 
     x_i ← Σ_j W_ij x_j        W = topology.matrix(size, round),   row i = topology.weights(i, size, round)
 
-A topology gives the matrix W for every group size and every round. It needs no process group, so it can be tested and
-plotted in one process.
+A topology gives the matrix W for every group size n and every round t. It needs no process group, so it can be tested
+and plotted in one process.
 
 | topology              | rank i hears                    | period   | symmetric    | exact mean after                |
 |-----------------------|---------------------------------|----------|--------------|---------------------------------|
@@ -15,19 +15,19 @@ plotted in one process.
 | `Grid2D`              | its neighbours in a grid        | 1        | yes          | never (n > 2)                   |
 | `Exponential`         | i − 1, i − 2, i − 4, …          | 1        | n ≤ 3        | never (n > 3)                   |
 | `SymmetricExponential`| i ± 1, i ± 4, i ± 16, …         | 1        | yes          | never (n > 3)                   |
-| `OnePeerExponential`  | i − 2^t                         | ⌈log₂ n⌉ | n ≤ 2        | log₂ n rounds, for n = 2^k      |
-| `ShiftOne`            | one of the other half, shifting | n / 2    | yes          | n / 2 rounds, for n ≤ 4         |
+| `OnePeerExponential`  | i − 2^t                         | ⌈log₂ n⌉ | n ≤ 2        | log₂ n rounds, for n = 2^m      |
+| `ShiftOne`            | a rank of the other half        | n / 2    | yes          | n / 2 rounds, for n ≤ 4         |
 | `BaseK(k)`            | at most k ranks                 | T(n)     | yes          | T(n) ≤ 2 log_{k+1} n + 2 rounds |
-| `OnePeerExact`        | i − 2^t if n = 2^k, else `BaseK(1)` | log₂ n or T(n) | not for 4, 8, … | one period, all n |
+| `OnePeerExact`        | i − 2^t if n = 2^m, else `BaseK(1)` | log₂ n or T(n) | not for 4, 8, … | one period, all n |
 | `RandomMatching`      | one random rank                 | 2^64     | yes          | never (n > 2)                   |
 | `FromMatrix`          | as in the given matrices        | given    | as given     | as given                        |
 | `FromGraph`           | its neighbours in a given graph | 1        | yes          | 1 round if complete, else never |
 | `FromDigraph`         | the ranks that send to it       | given    | as given     | only with `push_sum`            |
 | `Chosen`              | the ranks that it chooses       | none     | unknown      | unknown                         |
 
-All but the last two are doubly stochastic. Rows sum to 1, so ranks with equal values keep them. Columns sum to 1, so
-the mean over the ranks is preserved. For `FromDigraph` only the columns sum to 1. With `Chosen` each rank sets its own
-row before a round and does not know the other rows. `BaseK(1).draw(6).savefig("base.png")` saves a plot.
+All but `FromDigraph` and `Chosen` are doubly stochastic. Their rows sum to 1, so ranks with equal values keep them.
+Their columns sum to 1, so the mean over the ranks is preserved. For `FromDigraph` only the columns sum to 1. With
+`Chosen` each rank sets its own row before a round. `BaseK(1).draw(6).savefig("base.png")` saves a plot.
 """
 
 from .base import Topology as Topology

@@ -19,8 +19,8 @@ if TYPE_CHECKING:  # matplotlib is optional: only drawings need it
     from matplotlib.figure import Figure
 
 MOST_RANKS = 1 << 20  # a larger group is a mistake in the call, and its matrices would take for ever
-# A product of rounds gives the exact mean if its error is at most the first number. If its error is between the two
-# numbers, the product only converges to the mean.
+# The error of a product of mixing matrices is the largest difference of an entry from 1/n. An error up to the first
+# number is rounding: the mean is exact. With an error between the two, the rounds only approach the mean.
 _AT_THE_MEAN, _NEAR_THE_MEAN = 1e-13, 1e-8
 # Shades of one hue, from white to dark, are readable with any colour blindness, and in a grey print.
 SHADES, INK = "Blues", "#0b3c6f"
@@ -73,7 +73,7 @@ class Topology(ABC):
         return 1
 
     def weights(self, rank: int, size: int, round: int) -> dict[int, float]:
-        """Return row `rank` of the mixing matrix: {peer: weight} of `rank` and the ranks that it hears, in order."""
+        """Return row `rank` of the mixing matrix: {peer: weight} of `rank` and the ranks that it hears, sorted."""
         rank, size, round = self._place(rank, size, round)
         if size == 1:
             return {0: 1.0}
@@ -225,7 +225,7 @@ def has_unit_sums(mixing: NDArray[np.float64], across: bool = True) -> bool:
 
 
 def _draw_graph(axes: "Axes", mixing: NDArray[np.float64]) -> None:
-    """Draw ranks on a circle. Connect ranks that hear each other with equal weights by a line, others by arrows."""
+    """Draw ranks on a circle. Join two ranks by a line if they hear each other with equal weights, else by an arrow."""
     from matplotlib.collections import LineCollection
     from matplotlib.patches import Circle, FancyArrowPatch
 

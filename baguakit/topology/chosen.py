@@ -53,7 +53,7 @@ class Chosen(Topology):
         src_weights: Mapping[int, float],
         dst_weights: Mapping[int, float] | Iterable[int] | None = None,
     ) -> None:
-        """Set this rank's weights for all exchanges that are launched from now on. Local.
+        """Set this rank's weights for all exchanges that are launched from now on. Nothing is sent.
 
         Args:
             self_weight: the weight of this rank's own values; None means 1 − Σ src_weights.
@@ -74,7 +74,7 @@ class Chosen(Topology):
         sources = dict(sorted(sources.items()))
         heard = fsum(sources.values())
         own = 1 - heard if self_weight is None else real("self_weight", self_weight)
-        # If this rank sends with factors, all ranks do, and the sum depends on factors that this rank does not know.
+        # With factors, a row has src_weights times the factors of other ranks, which this rank does not know.
         if not isinstance(dst_weights, Mapping) and abs(own + heard - 1) > _ROUNDING:
             raise ValueError(
                 f"self_weight={own} and src_weights={sources} sum to {own + heard}, not 1; "
@@ -116,7 +116,7 @@ def chooses(stage: Any) -> bool:
 def as_chosen(stage: Any) -> Any:
     """Return the stage with its `Chosen` fixed to the weights chosen now, for the exchanges of one round.
 
-    The training thread calls it at launch: the user may choose the next weights before a lane runs the stage.
+    The training thread calls it at launch, because the user may choose the next weights before a lane runs the stage.
     """
     if isinstance(stage, Chosen):
         round = Chosen()

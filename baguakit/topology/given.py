@@ -31,7 +31,7 @@ class Given(Topology):
     ranks: int
 
     def _rows_of(self, given: tuple[Any, ...]) -> Rows:
-        """Return {peer: weight} of each rank, from the matrix or graph of a round; leave out weights of 0."""
+        """Return a list of {peer: weight}, by rank, for the matrix or graph of a round; leave out weights of 0."""
         raise NotImplementedError
 
     @cached_property
@@ -168,13 +168,13 @@ class FromGraph(Given):
 
         FromGraph(networkx.petersen_graph())          FromGraph([(0, 1), (1, 2), (2, 0)])
 
-    i and j are neighbours, and d_i is the number of neighbours of rank i plus 1. Static, symmetric, doubly stochastic.
+    i and j are neighbours, and rank i has d_i − 1 neighbours. Static, symmetric, doubly stochastic.
     Loops, repeated edges and weights of edges are ignored; `FromMatrix(networkx.to_numpy_array(graph))` takes weights.
 
     Args:
-        graph: an object with `nodes` and `edges`, such as a networkx graph, or pairs of nodes. Nodes that are 0, 1, …
-            n − 1 are the ranks themselves; other nodes are numbered in the order in which the graph lists them, as in
-            `networkx.to_numpy_array`.
+        graph: an object with `nodes` and `edges`, such as a networkx graph, or pairs of nodes. If the n nodes are
+            0, 1, … n − 1, they are the ranks. Otherwise nodes are numbered in the order in which the graph lists
+            them, as in `networkx.to_numpy_array`.
 
     Raises:
         TypeError: `graph` is not a graph.
@@ -218,12 +218,12 @@ class FromDigraph(Given):
 
     Args:
         graph: an object with `nodes` and `edges`, such as a networkx digraph, or pairs (sender, receiver) of nodes; or
-            a sequence of either for the rounds 0, 1, 2, …, all with the same nodes. Nodes are numbered as in
-            `FromGraph`.
+            a sequence of either for the rounds 0, 1, 2, …. A node of one graph is a rank in every round. Nodes are
+            numbered as in `FromGraph`.
 
     Raises:
         TypeError: `graph` is not a graph.
-        ValueError: there is no path from one rank to another, or a graph is empty.
+        ValueError: there is no path from one rank to another in the union of all graphs, or a graph is empty.
     """
 
     facts = ("column_stochastic",)  # a rank divides its values: its weights sum to 1

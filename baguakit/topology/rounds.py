@@ -1,4 +1,4 @@
-"""Topologies that change from round to round. They have one peer a round, or are exact after finitely many rounds."""
+"""Topologies that change from round to round: with one peer per rank, or exact after finitely many rounds."""
 
 from abc import abstractmethod
 from collections.abc import Iterable, Iterator
@@ -42,8 +42,8 @@ class OnePeerExponential(_OnePeer):
 
         W = (I + S^(2^(t mod τ))) / 2,     S the shift by one place
 
-    One message per rank. For n = 2^k any τ consecutive rounds give the exact mean, since ∏ (I + S^(2^t)) / 2 = Σ S^j /
-    n and shifts commute. For other n the values converge to the mean without reaching it. Doubly stochastic.
+    One message per rank. For n = 2^τ any τ consecutive rounds give the exact mean, because shifts commute, and
+    ∏ (I + S^(2^t)) over t < τ is Σ S^j over j < n. For other n the values only approach the mean. Doubly stochastic.
 
     Ying et al. 2021, "Exponential Graph is Provably Efficient for Decentralized Deep Training", arXiv:2110.13363;
     Assran et al. 2019, "Stochastic Gradient Push for Distributed Deep Learning", arXiv:1811.10792.
@@ -60,12 +60,12 @@ class OnePeerExponential(_OnePeer):
 
 @dataclass(frozen=True)
 class ShiftOne(_OnePeer):
-    """Pairs of a rank of the lower and a rank of the upper half of the group, shifted by one place in each round.
+    """Pairs of ranks, one from each half of the group. The upper half shifts by one place in each round.
 
         peer of rank r in round t:   h + (r + t) mod h   for r < h,      (r − h − t) mod h   for r ≥ h,      h = n/2
 
     Two ranks of one half never average directly, so mixing is slow in large groups: h rounds multiply the distance from
-    the mean by 0 for n = 4, 0.35 for n = 8 and 0.57 for n = 16. For the same n, `BaseK(1)` is exact after 2, 3 and 4
+    the mean by 0 for n = 4, 0.35 for n = 8 and 0.57 for n = 16. For these n, `BaseK(1)` is exact after 2, 3 and 4
     rounds. Needs an even n. Symmetric, doubly stochastic.
 
     Gan et al. 2021, "BAGUA: Scaling up Distributed Learning with System Relaxations", arXiv:2107.01499.
@@ -94,10 +94,10 @@ class RandomMatching(Declared, _OnePeer):
     """Random pairs of ranks, new in each round. The two ranks of a pair average. All ranks find the same pairs.
 
         order of round t = the ranks sorted by hash(seed, t, rank);    the first and second rank of the order average,
-        then the third and fourth, …;    W = (I + P) / 2
+        then the third and fourth, …;    W = (I + P) / 2,    P swaps the ranks of each pair
 
     All matchings are equally likely. For odd n the last rank of the order keeps its values. A round multiplies the
-    expected squared distance from the mean by (n − 2) / (2(n − 1)), and by ½ for odd n; the mean is never exact.
+    expected squared distance from the mean by (n − 2) / (2(n − 1)) for even n, by ½ for odd n. Never exact for n > 2.
     Symmetric, doubly stochastic; the period is 2^64 (1 for n ≤ 2).
 
     Args:
@@ -134,13 +134,13 @@ class BaseK(Declared, Topology):
     The rounds combine three ways of averaging, such that T(n) is smallest:
 
         mean      n ≤ k + 1: all ranks average in one round.                             T = 1
-        product   n = ab: average within blocks of a, then across the b blocks.          T = T(a) + T(b)
-        split     n = am + r: average a blocks of m while the r others average themselves;
-                  in one round each of the others averages with one rank of each block,
-                  weight m/n; average within each block again.                           T = 1 + max(T(am) + T(m), T(r))
+        product   n = ab: ranks average in blocks of a, then across the b blocks.        T = T(a) + T(b)
+        split     n = am + r: am ranks, in blocks of m, average; so do the r other ranks;
+                  in one round each other rank averages with one rank of each block,
+                  weight m/n; then ranks average within each block.                      T = 1 + max(T(am) + T(m), T(r))
 
-    A split gives the mean of all ranks: let B be the mean of the blocks and O the mean of the others. The round between
-    blocks and others turns O into (am/n) B + (r/n) O, and the mean of a block into B + (r/n) (O − B), which is equal.
+    A split gives the mean of all ranks. Let B be the mean of the blocks and O the mean of the other ranks. The round
+    between both turns O into (am/n) B + (r/n) O, and the mean of a block into B + (r/n) (O − B): the mean of all ranks.
     For n = 2^j and k = 1 this is the hypercube: in round t rank i averages with rank i XOR 2^(t mod j).
 
     T ≤ 2 log_{k+1} n + 2, and no more than in the paper's graph: with k = 1, T is 3 for 8 ranks, 6 for 9 (7 in the
@@ -151,7 +151,7 @@ class BaseK(Declared, Topology):
         k: the largest number of peers of a rank in one round, 1 or more.
 
     Takezawa, Sato, Bao, Niwa and Yamada 2023, "Beyond Exponential Graph: Communication-Efficient Topologies for
-    Decentralized Learning via Finite-time Convergence", arXiv:2305.11420, whose blocks are powers of k + 1.
+    Decentralized Learning via Finite-time Convergence", arXiv:2305.11420. There, a block has a power of k + 1 ranks.
     """
 
     k: Positive
@@ -179,7 +179,7 @@ class OnePeerExact(Topology):
 
         OnePeerExponential()  for n = 2^k,  exact after log₂ n rounds;      BaseK(1)  otherwise
 
-    The default of `decentralized`. Doubly stochastic; if symmetry is required, use BaseK(1).
+    `decentralized` uses it by default. Doubly stochastic; if symmetry is required, use BaseK(1).
     """
 
     facts = ("doubly_stochastic",)  # as both of them are
@@ -232,7 +232,7 @@ def _fewest(k: int, n: int) -> tuple[int, tuple[int, ...]]:
     for m in _products_of_small(k + 1, n):  # other blocks are never faster
         for a in range(max(1, -(-n // m) - k), min(k, (n - 1) // m) + 1):  # at least one other, and at most k m
             parts = a * m, m, n - a * m
-            # A rank gets values of at most (k + 1)^T ranks in T rounds: T ≥ log_{k+1} of the number of ranks.
+            # In T rounds a rank gets values of at most (k + 1)^T ranks, so T ≥ log_{k+1} of the number of ranks.
             blocks, block, others = [ceil(log(part, k + 1) - 1e-9) for part in parts]
             if 1 + max(blocks + block, others) < best[0]:
                 blocks, block, others = [_fewest(k, part)[0] for part in parts]

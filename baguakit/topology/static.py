@@ -27,7 +27,7 @@ class FullyConnected(Topology):
 class Ring(Topology):
     """A ring: each rank hears its two neighbours,  W_ii = W_i,i±1 = 1/3  (indices mod n).
 
-    Two messages per rank for every n. Never exact for n > 3: a round multiplies the distance from the mean by
+    Each rank sends two messages for n > 2. Never exact for n > 3: a round multiplies the distance from the mean by
     1/3 + 2/3 cos(2π/n), which is 0.80 for 8 ranks and 0.987 for 32. For two ranks W = 11ᵀ/2: each has one neighbour.
     Symmetric, static, doubly stochastic.
 
@@ -114,9 +114,9 @@ class Grid2D(Topology):
 
         rank = row · columns + column;     W_ij = 1 / max(d_i, d_j)  for neighbours,     W_ii = 1 − Σ_{j≠i} W_ij
 
-    The grid is as square as n allows, with no more rows than columns; d_i is the number of neighbours of rank i plus 1.
-    A round multiplies the distance from the mean by 0.854 for 8 ranks, 0.869 for 16 and 0.968 for 64. A grid of a prime
-    n is a path, which mixes slowly: 0.989 for 17. Never exact for n > 2. Symmetric, static, doubly stochastic.
+    The grid is as square as n allows, with no more rows than columns. Rank i has d_i − 1 neighbours.
+    A round multiplies the distance from the mean by 0.854 for 8 ranks, 0.869 for 16 and 0.968 for 64. For a prime
+    n the grid is a path, which mixes slowly: 0.989 for 17. Never exact for n > 2. Symmetric, static, doubly stochastic.
     """
 
     facts = ("symmetric", "doubly_stochastic")  # neighbours hear each other; rows sum to 1

@@ -25,7 +25,7 @@ NEAR = 0.02  # of the fastest: predictions do not resolve smaller differences
 
 
 def every() -> dict[Algorithm, str]:
-    """Return {algorithm: its call}, the preferred first: all algorithms with defaults, and variants of `bytegrad`."""
+    """Return {algorithm: its call} in order of preference: all algorithms with defaults, and variants of `bytegrad`."""
     byte, push_sum = algorithms.bytegrad, algorithms.push_sum
     found: dict[Algorithm, str] = {
         algorithms.gradient_allreduce(): "bk.algorithms.gradient_allreduce()",
@@ -60,8 +60,8 @@ class Plan(Declared):
 
     Attributes:
         rows: a prediction for every combination.
-        best: the row picked. Of all rows within 2 % of the fastest, it is the one whose algorithm was named first, then
-            the one with the fewest flows and buckets. If no algorithm was named, the algorithm must keep DDP's loss.
+        best: the picked row. Unless `algorithms` were given, it keeps DDP's loss. Among the rows within 2 % of the
+            fastest, the first algorithm in order of preference is picked, then the fewest flows and buckets.
         network, compute: the measurements from which the predictions were computed.
         left_out: {expression of an algorithm: reason why it has no rows}. Empty if `algorithms` were given.
     """
@@ -253,14 +253,14 @@ def describe(
         network = bk.tune.describe(2, 4, between=10e9 / 8, within=12e9, within_to_all=6e9)
         print(bk.tune.plan(model, network=network, algorithms=[bk.algorithms.bytegrad()]))
 
-    A ring crosses a machine's network card once. In an all-to-all of N ranks, each of a machine's L ranks sends N − L
-    of N − 1 messages through the card: a byte takes L (N − L)/(N − 1) times as long, and L times between nodes.
+    A ring uses a machine's network card once. In an all-to-all of N ranks, each of a machine's L ranks sends N − L of
+    its N − 1 messages through the card, so a byte takes L (N − L)/(N − 1)/`between` s, or L/`between` s among nodes.
 
     Args:
         nodes, per_node: the number of machines, and L, the number of ranks per machine.
         between: bytes per second that a machine's network card sends.
-        within: bytes per second that a rank sends in a ring of the ranks of one machine.
-        within_to_all: bytes per second that a rank sends in an all-to-all of one machine; None: as `within`.
+        within: bytes per second that a rank sends in a ring within one machine.
+        within_to_all: bytes per second that a rank sends in an all-to-all within one machine; None: as `within`.
         memory: bytes per second that kernels read and write.
         compressors: the compressors. Each is modelled as a read of the values and a write of the codes, at `memory`.
         alpha: the latency of a message, in seconds.

@@ -4,7 +4,7 @@ f, b and o are the seconds of forward, backward and optimizer without communicat
 
     during_backward     a flight is launched when backward has made its gradients, and lands by f + b;
                         with a delay all flights overlap one whole step, whatever the delay
-    between_steps       all flights are launched at 0 and land by f + b
+    between_steps       all flights are launched as the step begins, and land by f + b
     after_step          all flights run after the step, without overlap
     after_step(delay=d) flights are launched after a step, and land d steps later
     free_running        flights run one after another; training does not wait
@@ -71,7 +71,7 @@ class Effect(Declared):
 
     @property
     def keeps_loss(self) -> bool:
-        """Return whether training surely gets DDP's final loss, because the mean is exact, or in 8 bits or more."""
+        """Return whether training should reach DDP's final loss: the mean is exact, or rounded to 8 bits or more."""
         return self.averages and (self.bits is None or self.bits >= 8)
 
     @property
@@ -149,7 +149,7 @@ class Prediction(Declared):
 
     @property
     def to_loss(self) -> float | None:
-        """Return the seconds for as much progress as one DDP step makes, as a small GPT showed; None: not measured."""
+        """Return `seconds` times the steps that a small GPT needed per step of DDP; None if that was not measured."""
         steps = measured().get(written(self.algorithm))
         return None if steps is None else steps * self.seconds
 
@@ -170,7 +170,7 @@ def predict(
         model: the model. Only the shapes of its trainable parameters are used.
         network: the measurements of `probe`.
         compute: the time of a step without communication.
-        bucket_bytes, flows: of `bk.attach` and `bk.Comm`.
+        bucket_bytes, flows: as given to `bk.attach` and `bk.Comm`.
 
     Raises:
         ValueError: the network has not been probed for a link or a compressor of the algorithm.
@@ -182,7 +182,7 @@ def predict(
     costs = [cost_of(rule, buckets_of(rule, named, bucket_bytes), place, due) for rule in lasting(algorithm)]
 
     def overlapping(costs: Sequence[RuleCost]) -> float:
-        """Return the seconds of a step with the flights that overlap forward and backward."""
+        """Return the seconds of a step with the flights of `costs`, which overlap forward and backward."""
         costs = sorted(costs, key=lambda each: each.rule.what == "grad")  # the order of launches on the lane
         both = overlapped(compute.forward + compute.backward, [f for each in costs for f in each.flights], kappa)
         return both + sum(each.copies for each in costs) + compute.optimizer
@@ -192,7 +192,7 @@ def predict(
         return overlapped(W, [(0.0, flight) for _, flight in each.flights], kappa)
 
     def rate(each: RuleCost, step: float) -> float:
-        """Return the exchanges of a rule per step. The network limits a free-running rule, to one at most."""
+        """Return the exchanges of a rule per step. A free-running rule has less than one if its flights take time."""
         if each.rule.window != "free_running":
             return 1 / every_of(each.rule)
         return step / (step + beside(each, 0.0) + each.rule.interval) if step else 1.0
@@ -230,7 +230,7 @@ def lasting(algorithm: Algorithm) -> list[Rule]:
 
 
 def overlaps(rule: Rule) -> bool:
-    """Return whether the flights of a rule overlap forward and backward, on the first lane."""
+    """Return whether the flights of a rule overlap forward and backward."""
     return rule.window in ("during_backward", "between_steps") and not rule.delay
 
 
@@ -271,7 +271,7 @@ def cost_of(rule: Rule, buckets: list[list[Tensor]], place: Place, due: Mapping[
 
 @dataclass(eq=False)
 class Phase:
-    """A part of a flight, on one lane. It starts after `training` seconds of training and after the part `before`."""
+    """A part of a flight. It runs for `left` seconds, after `training` seconds of training and the part `before`."""
 
     left: float
     rho: float

@@ -2,7 +2,7 @@
 
 Ranks of one machine share its cores and its memory, and in training they do the same work at the same time. So all
 ranks begin a measurement together and repeat it until each rank has run on the cores several times. The mean of the
-times counts: the median may be of repetitions in which no other rank ran. Lines are fitted to the times of messages.
+times is used, not the median: in most repetitions no other rank may have run. Lines are fitted to times of messages.
 """
 
 import time
@@ -206,7 +206,7 @@ def machine(comm: Comm, device: torch.device, compressors: Sequence[Compressor])
 
 
 def link_of(part: str, flows: int, there: Comm, comm: Comm, device: torch.device, stretch: float, share: float) -> Link:
-    """Measure one class of links with `flows` flows; the ranks `there` exchange on these links.
+    """Return the `Link` of one class of links, measured by exchanges over `flows` flows in the group `there`.
 
     Args:
         comm: all ranks; they agree on the times.
@@ -221,7 +221,7 @@ def link_of(part: str, flows: int, there: Comm, comm: Comm, device: torch.device
     buffer = torch.zeros(SIZES[-1] // 4, dtype=torch.float32, device=device)
 
     def series(send: Callable[[int], float]) -> Line:
-        """Return the line fitted to messages of growing size. `send(b)` takes b bytes and returns the bytes sent."""
+        """Return a line fitted to the times of messages. `send(b)` exchanges b bytes, and returns the bytes sent."""
 
         def once(b: int) -> tuple[float, float]:
             """Return the seconds that one message takes, and its seconds of CPU time times `stretch`."""

@@ -93,7 +93,7 @@ class Tuner:
 
     @property
     def best(self) -> Trial | None:
-        """Return the best trial so far; None before the first has ended."""
+        """Return the best trial so far; None before the first trial has ended."""
         return best_of(self.trials) if self.trials else None
 
     def stop(self) -> None:
@@ -161,8 +161,8 @@ def autotune(
             train()
 
     Tuning begins after warm-ups. Each setting is used for some steps; the first two are not timed. If rules exchange in
-    every k-th step, a setting is used for a multiple of k steps. New buckets keep the state of stages; a stage makes
-    anew the parts that it cannot keep (`power_sgd`: its factors). Results change as if the buckets were set by hand.
+    every k-th step, a setting is used for a multiple of k steps. New buckets keep the state of stages, except
+    parts that a stage must make anew (`power_sgd`: its factors). Results are the same as with buckets set by hand.
 
     The setting that was found is a part of `att.state_dict()`: a resumed run uses it and does not tune again.
 
