@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> ModuleType:
-    """Import `bk.backend` or `bk.elastic` at its first use, so that programs without it do not wait for the import."""
+    """Import `bk.backend` or `bk.elastic` at its first use, so that other programs do not wait for the import."""
     if name not in ("backend", "elastic"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
     return importlib.import_module(f".{name}", __name__)

@@ -218,7 +218,7 @@ def views(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
 def real(x: Tensor) -> Tensor:
     """Return a complex tensor as a view of real pairs, (*x.shape, 2); return any other tensor unchanged.
 
-    A conjugate view gives the pairs in memory, without conjugation: a mean of conjugates is the conjugate of the mean.
+    A conjugate view gives the stored pairs, not conjugated: the mean of conjugates is the conjugate of the mean.
     """
     return torch.view_as_real(x.conj() if x.is_conj() else x) if x.is_complex() else x
 
@@ -253,7 +253,7 @@ def is_view(grad: Tensor | None, view: Tensor) -> bool:
 
 
 def split(params: Sequence[Tensor], bucket_bytes: int, apart: Mapping[Tensor, int] = {}) -> list[list[Tensor]]:
-    """Return the parameters in groups of at most `bucket_bytes`, in the reverse order of `params` (that of backward).
+    """Return the parameters in groups of at most `bucket_bytes`, in the reverse order of `params` (backward's order).
 
     The parameters of a group have the same dtype, device and number in `apart`. With `apart`, groups are sorted by the
     time when backward completes them. A parameter larger than `bucket_bytes` is a group of one parameter.

@@ -16,8 +16,8 @@ Collective Communication Operations in MPICH".
 An exchange takes w seconds on the link; the machine's processor works in u of these w seconds. Compressing, adding and
 copying take q seconds. P is the number of pieces that are sent one after another (1 on a GPU):
 
-    z = q + u                          all work of the processor
-    T = m + (q + w − m)/P              m = max(w, z), the busier of link and processor; the other adds one piece
+    z = q + u                          the seconds in which the processor works
+    T = m + (q + w − m)/P              the seconds of the exchange; the busier of link and processor takes m = max(w, z)
 
 In the costs of stages, n is the number of ranks, k of neighbours, and N of values. A value has e bytes, N values have
 S = N e bytes, and N packed values have row(N) bytes. A copy is a pass that reads and writes each value once.
@@ -73,10 +73,10 @@ class Link(Declared):
         part: "flat" for all ranks; with nodes also "intra" (the ranks of a node) and "inter" (one rank of each node).
         flows: connections to each peer, as in `Comm(flows=…)`.
         ranks: the number of ranks that exchange on these links together.
-        exchange: the line of an exchange in which every rank sends one message to the next rank, and receives one.
+        exchange: the `Line` of an exchange in which every rank sends one message to the next rank, and receives one.
         all_reduce: α and β such that 2 (n − 1) α + 2 (n − 1)/n β S is the time of an all-reduce.
-        all_to_all: the line of an exchange in which every rank sends to all others; b is the sum of the bytes that one
-            rank sends. None: the same as `exchange`.
+        all_to_all: the `Line` of an exchange in which every rank sends to all others; b is the sum of the bytes that
+            one rank sends. None: the same as `exchange`.
     """
 
     part: str
@@ -88,7 +88,7 @@ class Link(Declared):
 
     @property
     def to_all(self) -> Line:
-        """Return the line of messages to any ranks of this part: `all_to_all`, or else `exchange`."""
+        """Return the `Line` of messages to any ranks of this part: `all_to_all`, or else `exchange`."""
         return self.exchange if self.all_to_all is None else self.all_to_all
 
 
@@ -96,8 +96,8 @@ class Link(Declared):
 class Codec(Declared):
     """The speed of a compressor while all ranks work. `name` is the repr of the compressor.
 
-    `compress` and `decompress` are the seconds per fp32 value. `reduce` is the seconds per value of each packed row
-    for averaging the rows, or with a sparse compressor for adding them.
+    `compress` and `decompress` are the seconds per fp32 value. `reduce` is the seconds per value and packed row to
+    average packed rows, or with a sparse compressor to add packed rows.
     """
 
     name: str
@@ -321,7 +321,7 @@ def exchange(line: Line, steps: int, sent: float, q: float = 0.0, P: int = 1) ->
 
 
 def rounds_of(t: Topology, n: int) -> range:
-    """Return the rounds of a period, at most the first `ROUNDS`: later rounds cost the same."""
+    """Return the rounds of the period of `t` for n ranks; at most `ROUNDS`, since later rounds cost the same."""
     return range(min(t.period(n), ROUNDS))
 
 

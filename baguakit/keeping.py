@@ -61,8 +61,8 @@ def hold(state: Tensor, new: Tensor, where: Tensor | None = None) -> bool:
     """Register `new` as the next value of `state`, which `Joint.settle` will set; return False if there is no `Joint`.
 
     Args:
-        where: a bool tensor; if it is False, `settle` changes no state. None: another test in this flight fails if
-            `new` is not finite. On a GPU `new` is then not copied, and nobody may write to it afterwards.
+        where: a bool tensor; if it is False, `settle` changes no state. With None, another test of this flight must
+            fail if `new` is not finite. On a GPU `new` is then not copied, and nobody may write to it afterwards.
     """
     held = _deciding.get()
     if held is None:
@@ -164,8 +164,8 @@ class Joint:
         """Set all states to their new values if all flags are true. Else leave them at their old values.
 
         Args:
-            agreed: a function that takes the bool of this rank, whether all its flags are true, and returns the AND of
-                the bools of all ranks. None: the bool of this rank is used.
+            agreed: a function that takes this rank's bool (True if all its flags are true) and returns the AND of the
+                bools of all ranks. None: the bool of this rank is used.
             where: a function (whose, state) that returns a mask of the values to set, or None for all values.
         """
         new, flags = self._new, self._flags
@@ -203,7 +203,7 @@ class Joint:
         self._new, self._flags = [], []
 
     def copy_of(self, state: Tensor) -> Tensor:
-        """Return the copy of `state`, a tensor for its other value. The first call allocates it."""
+        """Return this `Joint`'s spare tensor with the shape of `state`. The first call allocates the tensor."""
         if id(state) not in self._copies:
             self._copies[id(state)] = (state, torch.empty_like(state))
         return self._copies[id(state)][1]

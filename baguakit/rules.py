@@ -11,10 +11,11 @@
     free_running                                                  launch ──▶ … when all are ready … ──▶ land, again
 
 Steps are optimizer steps since the attachment was made, counted from 0. A rule acts in the steps s with
-start ≤ s < stop. With `every=k` it exchanges in every k-th of these steps, first in step start + k − 1. `offset=o`
-moves these exchanges by o steps; the first is in step start + o − 1. With a function `every=H`, a round that begins in
-step s has H(s) steps; the rule exchanges in the last step of each round. An object with `due(step, comm)` is asked in
-each step whether to exchange. A function as `start` or `stop` stands for the first step for which it returns True.
+start ≤ s < stop. With `every=k` it exchanges in every k-th of these steps, first in step start + k − 1 or, with an
+`offset=o` above 0, in step start + o − 1. With a function `every=H`, a round that begins in step s has H(s) steps; the
+rule exchanges in the last step of each round. An object with `due(step, comm)` is asked in each step whether to
+exchange. A function as `start` or `stop` stands for the first step for which it returns True. In the diagram, x are the
+weights, W is the stage, γ g(x) is the optimizer's step, and `result` is the result of the stage.
 """
 
 from bisect import bisect_left
@@ -40,7 +41,7 @@ class Fragment:
     """Part `k` of the parameters, divided into `of` parts of similar size: a value of `where=`.
 
     Parameters of one module stay together. Modules are assigned in the order of decreasing size, each to the part that
-    is smallest so far, so that the parts take turns if modules (the layers of a transformer) have equal sizes.
+    is smallest so far, so that modules of equal sizes (the layers of a transformer) go to the parts in turn.
 
     Raises:
         ValueError: `k` is not 0 to `of` − 1.
@@ -80,7 +81,7 @@ class Rule:
     Args:
         window: the name of one of these four functions.
         stage: the exchange.
-        every, delay, offset, mix, interval, start, stop, where: as in the function `window`, with the same errors.
+        every, delay, offset, mix, interval, start, stop, where: as in the function that `window` names; same errors.
     """
 
     window: Window
@@ -181,7 +182,7 @@ class Rule:
         return self.acts(step) and truth(f"{type(every).__name__}.due({step}, comm)", every.due(step, comm))
 
     def schedule(self) -> list[str]:
-        """Return lines about the steps that the functions of `every`, `start`, `stop` give. Ranks compare the lines."""
+        """Return lines about the steps that the functions `every`, `start` and `stop` give. Ranks compare the lines."""
         lines = []
         if callable(self.start) or callable(self.stop):
             lines.append(f"  it acts in steps {[step for step in (*range(64), 128, 1024, 8192) if self.acts(step)]}")
@@ -204,7 +205,7 @@ class Rule:
 
     @cached_property
     def _known(self) -> dict[str, Any]:
-        """Return stored results: of `start` and `stop` (next step to ask, first true step); of `every` round ends."""
+        """Return a cache: the next step to ask and the first true step of `start`, `stop`; the ends of rounds."""
         return {}
 
     @checked
@@ -243,8 +244,8 @@ def during_backward(
 ) -> Rule:
     """Return a rule on gradients: each bucket is launched when backward has computed it; all land when backward ends.
 
-    With `delay=d` the gradients of a backward land when the d-th backward after it ends, so that the exchange overlaps
-    d whole steps. For x the weights, g the gradients and γ u(·) the step of the optimizer:
+    With `delay=d` the gradients of step t land when the backward of step t + d ends, so that the exchange overlaps d
+    whole steps. For x the weights, g the gradients and γ u(·) the step of the optimizer:
 
         x_{t+1} = x_t − γ u(s_{t−d}),   s_t = stage(g_t(x_t)),   s_t = 0 for t < 0
 
@@ -308,7 +309,7 @@ def after_step(
     stop: Bound | None = None,
     where: Where | None = None,
 ) -> Rule:
-    """Return a rule that exchanges weights after the optimizer step:  x ← W (x − γ g(x)), for W the stage.
+    """Return a rule that exchanges weights after the optimizer step γ g(x):  x ← W (x − γ g(x)), for W the stage.
 
     Args:
         stage: the exchange of the weights.
@@ -316,7 +317,7 @@ def after_step(
             With constants H and c, `lambda step: max(H, int((c / γ(step)) ** 2))` makes rounds longer when the learning
             rate γ falls.
         delay: the number of steps after which the result lands; training continues meanwhile.
-        offset: the steps, fewer than `every`, by which exchanges come later, so that rules with one `every` take turns.
+        offset: exchange when the number of steps since `start` is `offset` modulo `every`, so that rules take turns.
         mix: how the result lands. With None, x ← x + (result − x at launch), which keeps all progress made in flight.
             With a number α, 0 ≤ α < 1, x ← α x + (1 − α) result, for x at landing; α = 0 overwrites x.
         start, stop, where: as in `during_backward`.
@@ -332,8 +333,8 @@ def free_running(
 ) -> Rule:
     """Return a rule on weights that exchanges continuously in the background:  x ← x + (result − x at launch).
 
-    A flight exchanges all buckets; no step waits for it. The ranks agree on the next flight at the ends of steps; the
-    host may wait for this agreement. A rank whose training has ended has weight 0 in the average.
+    A flight exchanges all buckets. No step waits for a flight, but at the end of a step the host may wait until all
+    ranks agree on the next flight. A rank whose training has ended has weight 0 in the average.
 
     Args:
         stage: a stateless average, equal on all ranks: `Mean()`, `CompressedMean()`, or `Hierarchical` around them.

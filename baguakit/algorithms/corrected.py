@@ -10,7 +10,7 @@ tracked gradients q_r, and γ d(·) the step of the optimizer:
     X ← W (X − γ d(Q))                            atc
     X ← push-sum of X − γ d(Q)                    push_sum: the same on directed graphs (Push-DIGing)
 
-The fixed point is the minimum of the mean loss; on non-IID data plain gossip ends O(γ) away from it.
+The fixed point is the minimum of the mean loss; on non-IID data plain gossip ends O(γ) away from this minimum.
 
 Nedić, Olshevsky and Shi 2017, "Achieving Geometric Convergence for Distributed Optimization over Time-Varying Graphs"
 (DIGing, Push-DIGing), arXiv:1607.03218; Di Lorenzo and Scutari 2016, "NEXT: In-Network Nonconvex Optimization",
@@ -42,7 +42,7 @@ m the momentum with the decay ν and the share β in a step:
     X⁺ ← W (X − γ (g + β m));   m ← ν m + (1 − ν) (X − X⁺) / γ
     X⁺ ← W (X − γ (g + β (β m + g)));   m as above                  with Nesterov's momentum
 
-A stage after plain SGD computes this. Its state is the velocity v = γ m and X. For x = X − γ g:
+A stage after plain SGD computes this. Its state is X and the velocity v = γ m. For x = X − γ g:
 
     X⁺ ← W (x − β v), or W (x − β (β v + X − x));   v ← ν v + (1 − ν) (X − X⁺);   x ← X⁺
 

@@ -12,8 +12,8 @@ Takezawa et al. 2023, arXiv:2305.11420 (the exact mean for every number of ranks
 
 **push_sum.** Stochastic gradient push: gossip on directed graphs. A rank may send to ranks that do not send to it.
 
-For z_r the weights of rank r, A the column-stochastic matrix of the round, p_r the push-sum weight of rank r (1 at
-first), and γ d(g(z)) the optimizer's step:
+For z_r the weights of rank r, p_r the push-sum weight of rank r (1 at first), u_r the values that rank r sends, A the
+column-stochastic matrix of the round, and γ d(g(z)) the optimizer's step:
 
     u ← p z − γ d(g(z))            the local step, taken by the optimizer
     u ← A u;     p ← A p           Σ u and Σ p do not change
@@ -30,13 +30,13 @@ Functions on Time-Varying Directed Graphs", arXiv:1406.2075; Assran et al. 2019 
 
 For r_i the replica of rank i, W the mixing matrix, x_i the weights after a local step, and Q the compressor: rank i
 sends only q_i, the compressed change of r_i. It keeps r_i and the sum s_i = Σ_{j ≠ i} w_ij r_j, to which it adds
-w_ij q_j for each neighbour j. These are two copies of the model for any number of neighbours.
+w_ij q_j for each neighbour j. r_i and s_i each have the size of the model, for any number of neighbours.
 
     q_i ← Q(x_i − r_i + (W r)_i − r_i);   r_i ← r_i + q_i;   x_i ← r_i
 
 Tang et al. 2018, "Communication Compression for Decentralized Training" (DCD-PSGD), arXiv:1803.06443.
 
-**choco.** CHOCO-SGD: as DCD, but with a step size γ, and with separate r_i and s_i for each round of the period.
+**choco.** CHOCO-SGD: as DCD, but with a step size γ, and with separate r_i and s_i for each round of W's period.
 
     q_i ← Q(x_i − r_i);   r_i ← r_i + q_i;   x_i ← x_i + γ ((W r)_i − r_i)
 
@@ -175,7 +175,7 @@ class Gossip(OnGraph):
         return 64
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
-        """Return r and s for each round of the period. Each r is the weights, which ranks send uncompressed for s."""
+        """Return r and s for each round. r is a copy of the weights; for s, ranks send their weights uncompressed."""
         self.prepare(bucket.flat, comm)
         x = bucket.flat.to(torch.promote_types(bucket.flat.dtype, torch.float32))
         state: State = {"replica": {}, "neighbors": {}}
@@ -256,7 +256,7 @@ class Gossip(OnGraph):
 
 
 def zero_unless_finite(q: Tensor) -> Tensor:
-    """Return q if all its values are finite, else zeros; without a synchronization."""
+    """Return q if all its values are finite, else zeros. The host does not wait for a GPU."""
     ok = finite(q)
     return torch.where(ok, q, 0.0) if q.is_cuda else q if ok else torch.zeros_like(q)
 
@@ -329,8 +329,8 @@ def choco(
     Args:
         topology: doubly stochastic, with a period of at most 64 rounds. Each round costs two copies of the weights.
         compressor: any. A coarser compressor needs a smaller gamma.
-        gamma: the step size γ towards the neighbours, above 0 and at most 1; 1 without compression is ATC. With
-            TopK(0.05) begin at 0.3; if `consensus_distance()` keeps growing, γ is too large.
+        gamma: the step size γ towards the neighbours, above 0 and at most 1. Without compression, γ = 1 is
+            ATC. With TopK(0.05) begin at 0.3; if `consensus_distance()` keeps growing, γ is too large.
         every: as in `low_precision_decentralized`.
     """
     return after_step(Choco(topology, compressor, gamma=gamma), every=every)

@@ -1,4 +1,4 @@
-"""Means of gradients: exact, in 8 bits, of their largest entries, of their changes, and of Adam's momentum.
+"""Averages of gradients: exact, in 8 bits, sparse, from changes of an estimate, or as Adam's momentum.
 
 For n ranks, g_r the gradient of rank r at the common weights x, Q the compressor, and γ d(·) the optimizer's step:
 
@@ -24,8 +24,8 @@ For g_r the gradient of rank r, h_r its estimate (0 at first), Q the compressor,
     h   ← h + ⟨q_r⟩;       x ← x − γ h                h = ⟨h_r⟩, the same on all ranks
 
 If ‖Q(y) − y‖² ≤ (1 − α) ‖y‖² for all y, constant gradients have ‖g_r − h_r‖² ≤ (1 − α)ᵗ ‖g_r‖² after t steps; top-k
-has α = ratio. Error feedback (`top_k`) sends Q(g + e) instead. All gradients then arrive at some time, but a noise of
-the size of e remains.
+has α = ratio. Error feedback (`top_k`) sends Q(g + e) instead. Then all entries are sent sooner or later, but a noise
+of the size of e remains.
 
 A rank keeps h_r and h, and v_r with momentum. The q_r of all ranks are gathered, and added one rank after another, so
 that h is the mean of the h_r. With many ranks and a dense Q, `TrackedMean(CompressedMean(Q))` sends fewer bytes, but
@@ -45,7 +45,7 @@ Adam's momentum and variance, and β₁, β₂ and ε Adam's constants:
     d ← m / (1 − β₁ᵗ) / ( √( v / (1 − β₂^min(t, T)) ) + ε )
 
 d replaces the gradient, and a plain `SGD(lr)` then takes Adam's step. Its `weight_decay` is decoupled, as in AdamW. For
-Adam's own decay, which is added to the gradient before the moments, add ½ λ Σ w² to the loss.
+Adam's own decay λ, which adds λ w to the gradient of a weight w before the moments, add ½ λ Σ w² to the loss.
 
 Tang et al. 2021, "1-bit Adam: Communication Efficient Large-Scale Training with Adam's Convergence Speed",
 arXiv:2102.02888; Gan et al. 2021, arXiv:2107.01499. Unlike in these papers, d is clamped for t > T to Adam's bound
@@ -235,7 +235,7 @@ class AdamDirection(Stage):
                     found["m"].add_(state["residual"])
                     found["residual"] = new(m)
                 compressed_mean_(found["m"], self.compressor, comm, residual=found.get("residual"))
-            # d = m̂ / (√v̂ + ε), with v̂ as the warm-up left it
+            # d = m̂ / (√v̂ + ε), with bias-corrected m̂ and v̂; v̂ stays after the warm-up
             scale = torch.div(v, 1 - beta2 ** min(t, self.warmup_steps), out=new(v)).sqrt_().add_(self.eps)
             d = torch.div(found["m"], 1 - beta1**t, out=new(m)).div_(scale)
             if not warming:

@@ -18,9 +18,9 @@ Deep Learning", arXiv:2310.14423.
 x̂_j are the weights of rank j at launch; A is the set of ranks that still train. Progress during the exchange is kept.
 Gan et al. 2021, "BAGUA", arXiv:2107.01499, section 3.
 
-**diloco.** Local steps, then a step of an outer optimizer, with the mean progress of the ranks as its gradient.
+**diloco.** Ranks take local steps, then a step of an outer optimizer whose gradient is their mean progress.
 
-For a the anchor, the weights that all ranks last agreed on, and H local steps between exchanges:
+For a the anchor (the weights that all ranks last agreed on) and H local steps between exchanges:
 
     x_r ← x_r − γ d(g_r(x_r))                     in every step
     Δ   ← (1/n) Σ_r (a − x_r)                     after every H-th step
@@ -35,7 +35,7 @@ Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Langua
 Other methods differ in the inner stage, in the outer optimizer, or in the user's own optimizer:
 
     diloco(H, lr=1.0)                                           local SGD
-    diloco(H, lr=α, momentum=β)                                 SlowMo
+    diloco(H, lr=α, momentum=β)                                 SlowMo, with α and β of the paper
     diloco(100, inner=S₄, delay=1, fragments=P, mix=0.5,        Streaming DiLoCo, S₄ = ErrorFeedback(CompressedMean(
            lr=0.4, momentum=0.9, nesterov=True)                 UInt4())), or without ErrorFeedback
     diloco(30, inner=S, lr=1.0)                                 SparseLoCo, S = ErrorFeedback(SparseMean(TopK(
@@ -46,7 +46,7 @@ Other methods differ in the inner stage, in the outer optimizer, or in the user'
 
 * *Streaming DiLoCo* in the paper sends E3M0, a float of 4 bits (`UInt4()` has 4, too); a fragment has three layers.
 * *MuLoCo* with several ranks and H = 1 averages orthogonalised updates, which is not Muon on the mean gradient.
-* *NoLoCo* has a step size β for the differences and γ for the mixing of anchors. In its code and in `diloco`, β = γ.
+* *NoLoCo* has a step size for the differences and one for mixing anchors; in its code and in `diloco` they are equal.
 * *CO2* is **not** `diloco(H, delay=H)`. In CO2 the result overwrites the weights when it lands, and the local progress
   made during the exchange is part of the next mean.
 
@@ -92,7 +92,7 @@ def async_model_average(warmup_steps: Natural = 0, interval: float = 0.0) -> Alg
     """Average the weights as often as the network allows. Stragglers do not slow down other ranks.
 
     Each flight sends 2 (n − 1)/n times the size of the weights. Ranks may make different numbers of steps: a rank that
-    has ended takes part with weight 0 until all have ended. A checkpoint does not contain flights in progress.
+    has finished takes part with weight 0 until all have finished. A checkpoint does not contain flights in progress.
 
     Args:
         warmup_steps: the number of first steps that average gradients, so that ranks start from equal weights.
@@ -152,7 +152,7 @@ class OuterStep(Around):
                 stepped.grad = a - self.inner(new(a).copy_(x), state["inner"], comm)
             optimizer = self.optimizer([stepped], **dict(self.options))
             if x.is_cuda and "capturable" in optimizer.defaults and "capturable" not in dict(self.options):
-                # The device tests whether the step is kept; a host that counts steps would wait for this test.
+                # The device tests whether to keep the step. If the host counted steps, it would wait for this test.
                 optimizer.param_groups[0]["capturable"] = True
             optimizer.state[stepped] = {name: new(value).copy_(value) for name, value in outer.items()}
             optimizer.step()

@@ -1,8 +1,8 @@
 """PowerSGD: average matrices through two thin factors, computed by one power iteration per step.
 
-For M_r the gradient of a weight matrix (m × k) on rank r, P (m × `rank`), and Q (k × `rank`) from the previous step:
+For n ranks, M_r the gradient of an m × k matrix on rank r, M its mean, and factors P (m × `rank`) and Q (k × `rank`):
 
-    P    ← orthogonalize( (1/n) Σ_r M_r Q )
+    P    ← orthogonalize( (1/n) Σ_r M_r Q )       Q is from the previous step
     Q_rᵀ ← Pᵀ M_r;    Q ← (1/n) Σ_r Q_r
     M    ← P Qᵀ;      the error of rank r is M_r − P Q_rᵀ
 
@@ -43,7 +43,7 @@ class MatrixSpan(Span):
         return self.of(x).flatten(1)
 
     def put_(self, x: Tensor, matrix: Tensor) -> None:
-        """Copy `matrix` to its part of `x` if the method `matrix` returned a copy."""
+        """Copy `matrix` to this part of `x` if the method `matrix` returned a copy."""
         if self.stride[-1] < self.stride[0] < self.stride[1]:
             self.of(x).copy_(matrix.view(self.shape))
 
@@ -60,7 +60,7 @@ class LowRankMean(Declared, Average):
         return True
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
-        """Return the state: the `MatrixSpan` of each matrix in `layout`, and the factor Q of each matrix in `q`."""
+        """Return the state: `layout` has the `MatrixSpan` of each matrix, and `q` the factor Q of each matrix."""
         if not bucket.params and bucket.flat.numel():
             raise ValueError(f"{self!r} works on matrices and was given a bare tensor; give it a Bucket of parameters")
         layout: list[MatrixSpan] = []
@@ -137,7 +137,7 @@ class LowRankMean(Declared, Average):
         return x
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of two means, one of the vectors and the P, one of the Q, and of 6 copies."""
+        """Return the cost of a mean of the vectors and all P, of a mean of all Q, and of 6 copies."""
         if place.ranks == 1:
             return Cost()
         matrices = [(s[0], math.prod(s[1:])) for s in load.shapes if len(s) > 1]
@@ -149,7 +149,7 @@ class LowRankMean(Declared, Average):
 
 
 def orthonormal(matrices: list[Tensor], together: bool) -> list[Tensor]:
-    """Return, for each of `matrices` (m, k) with m ≥ k in fp32, a matrix whose orthonormal columns span its columns.
+    """Return an orthonormal basis (m, k) for the columns of each of `matrices`, which are (m, k), m ≥ k, in fp32.
 
     A column that is zero or depends on other columns becomes a new orthonormal column, because Householder reflections
     complete the basis. With `together`, matrices of the same shape are factored in one call, which is faster on a GPU.

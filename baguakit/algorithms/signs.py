@@ -1,8 +1,8 @@
-"""Sign steps: a step takes the sign that most ranks vote for, or the sign of a mean of cosine coefficients.
+"""Sign steps: a step takes the sign that most ranks vote for, or the sign of a mean sent as cosine coefficients.
 
 Majority votes: each rank sends the signs of its momentum, and all step by the sign that most ranks sent.
 
-For g_r the gradient of rank r at the common weights x, m_r the momentum of rank r (0 at first), and γ the step size:
+For g_r the gradient and m_r the momentum of rank r (0 at first), x the weights, β₁, β₂ decays, and γ the step size:
 
     v_r ← sign(β₁ m_r + (1 − β₁) g_r)
     d   ← sign(Σ_r v_r)
@@ -15,7 +15,7 @@ d replaces the gradient, and a plain `SGD(lr)` takes the step. Its `weight_decay
 x ← (1 − γ λ) x − γ d. Do not clip gradients: d is −1, 0 or 1, and clipping would scale it.
 
 sign(0) = 0, and a tie gives 0: a weight that has no gradient on any rank does not move. Lion's published code takes
-−1 in both cases. A byte holds five signs (1.6 bits a value), since 3⁵ = 243; a byte from 243 on marks values that are
+−1 in both cases. A byte holds five signs (1.6 bits a value), as 3⁵ = 243; a byte of 243 or more marks values that are
 not finite. Each rank owns a shard: it receives and counts the votes on the shard, and sends the result to all ranks.
 
 Bernstein et al. 2018, "signSGD: Compressed Optimisation for Non-Convex Problems", arXiv:1802.04434; Bernstein et al.
@@ -99,7 +99,7 @@ class MajorityVote(Declared, Stage):
             return x
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of scattering and gathering shards of N/n values at 1.6 bits, and 18 copies (12 if n = 1)."""
+        """Return the cost of scattering and gathering shards at 1.6 bits a value, and of 18 copies (12 on one rank)."""
         n = place.ranks
         if n == 1:
             return place.copies(12, load.fp32.size)
@@ -272,8 +272,8 @@ def decoupled_momentum(
     """Train by signs of the ranks' largest cosine coefficients (DeMo). Attach it to `torch.optim.SGD(params, lr)`.
 
     Sends (n − 1) · 5.5 · `ratio` bytes a value, (n − 1)/23 bytes by default. Costs memory for an fp32 copy of the
-    gradients, and on a CPU the time of about 60 copies. The `weight_decay` of SGD is decoupled. Use
-    the same kind of processor on all ranks: a different last bit may flip the sign of a value near zero.
+    gradients, and on a CPU the time of about 60 copies. The `weight_decay` of SGD is decoupled. Use the same kind of
+    processor on all ranks, because a different last bit may flip the sign of a value near zero.
 
     Args:
         ratio: the share of the coefficients that a rank sends: 32 of 4,096 by default.

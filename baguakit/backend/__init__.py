@@ -1,4 +1,4 @@
-"""A backend of `torch.distributed` with compressed collectives: `register()`, then `init_process_group("bagua")`.
+"""A backend of `torch.distributed` with compressed collectives. Call `register()`, then `init_process_group("bagua")`.
 
 Inside `with exact():` collectives are exact. `report()` returns how each operation was sent.
 """

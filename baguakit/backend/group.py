@@ -36,8 +36,8 @@ class BaguaGroup(Methods):
     the monitor names the rank at fault. `options` is the object that torch passes to backends.
 
     Raises:
-        ValueError: ranks have different policies; the error names one of these ranks.
-        PeerError: a rank has not come within the timeout.
+        ValueError: ranks have different policies, or only some have a GPU; the error names one of these ranks.
+        PeerError: a rank does not make the group within the timeout.
     """
 
     def __init__(self, options: Any, policy: Policy) -> None:
@@ -166,7 +166,7 @@ class BaguaGroup(Methods):
         return Work(collective, self._monitor, call.outs, beside, self._dropped)
 
     def _compared(self, call: Call, collective: Collective) -> Work:
-        """Run an exact collective over gloo, after earlier calls, once all ranks are known to make the same call."""
+        """Launch a collective over gloo. It begins after earlier calls, once all ranks have made the same call."""
         channel, number = self._channels["cpu"], next(self._rounds) + 1
         group = channel.comm.group
 

@@ -1,4 +1,4 @@
-"""The methods that torch calls on a process group, with old and new names, from Python and from C++.
+"""The methods that torch's Python and C++ code calls on a process group, under their old and new names.
 
 If a method were missing in `Methods`, torch would call the inner group's backend instead, without an error.
 """
@@ -178,7 +178,7 @@ def to(name: str, *arguments: Any, **named: Any) -> tuple[str, Sequence[Any], di
 
 
 def parts(x: Tensor, sizes: Sequence[int], n: int) -> Sequence[Tensor]:
-    """Split the rows of `x` among n ranks, by `sizes` or equally if it is empty. Raise ValueError if impossible."""
+    """Split the rows of `x` among n ranks by `sizes`, equally if `sizes` is empty. Raise ValueError if impossible."""
     if len(sizes) not in (0, n) or sum(sizes) != len(x) * bool(sizes) or (not sizes and len(x) % n):
         rows = f"{len(x)} rows cannot be split among {n} ranks" + f" as {list(sizes)}" * bool(sizes)
         what = "output_split_sizes and input_split_sizes"
@@ -196,7 +196,7 @@ def shared(tensors: Sequence[Tensor]) -> bool:
     return any(end > begin for (_, end), (begin, _) in pairwise(sorted(spans)))
 
 
-# These exchanges compress values, or use flows without a compressor. If ranks get one result, they get the same bits.
+# These exchanges compress values, or use flows without a compressor. A value has equal bits on all ranks that get it.
 
 
 def all_reduce(x: Tensor, average: bool, compressor: Compressor | None, comm: Comm) -> None:

@@ -26,7 +26,7 @@ class Policy:
 
     Args:
         compressor: such as `compressors.UInt4()`. None sends values uncompressed, which is useful with `flows`.
-        operations: the collectives to compress, of "all_reduce", "reduce_scatter", "all_gather" and "all_to_all".
+        operations: the collectives to compress, any of "all_reduce", "reduce_scatter", "all_gather" and "all_to_all".
         least: the smallest number of bytes to compress, summed over all tensors that a call reduces, scatters or
             gathers. In an all-to-all, sizes differ among ranks, so a message is compressed if it becomes smaller.
         flows: the number of connections to each peer, as in `Comm`; for tensors on the CPU.
@@ -56,7 +56,7 @@ class Policy:
         return expression(self)
 
     def objection(self, operation: str, tensors: Sequence[Tensor], op: Any, size: int) -> str:
-        """Return the reason why an operation is exact, or "" if the policy applies to it; equal on all ranks.
+        """Return the reason why an operation is exact, or "" if the policy applies. All ranks get the same text.
 
         `tensors` are all tensors that the `size` ranks reduce, scatter or gather; `op` is None except for reductions.
         """
@@ -79,7 +79,6 @@ class Policy:
 
 
 def name_of(op: Any) -> str:
-    """Return the name of a reduction."""
     return str(getattr(op, "op", op).name)
 
 

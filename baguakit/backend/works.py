@@ -15,7 +15,7 @@ from ..monitor import Collective, Monitor
 
 
 class Passed(Flight):
-    """A flight that ends with `works`, torch works of the inner group. `launch`, if given, returns these works."""
+    """A flight that ends with `works`, works of the inner group, or with the works that the flight `launch` returns."""
 
     def __init__(self, works: Sequence[Any] = (), launch: Flight | None = None) -> None:
         self._works, self._launch = [work for work in works if work is not None], launch
@@ -36,7 +36,7 @@ class Passed(Flight):
             self._launch.fail(error)
 
     def follow(self) -> None:
-        """Make the current stream wait for NCCL, by futures, because `wait()` would free tensors that NCCL keeps."""
+        """Make the current stream wait for NCCL's futures. `wait()` would drop NCCL's references to the tensors."""
         for work in self.works:
             work.get_future().wait()
 

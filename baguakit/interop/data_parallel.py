@@ -47,13 +47,13 @@ def ddp(
     Args:
         ddp_model: the wrapped model.
         stage: such as `bk.stages.CompressedMean()`; or an algorithm on gradients, such as `bk.algorithms.bytegrad()`.
-        comm: the ranks of the model's process group, which is the default. `Hierarchical` needs a `Comm(mesh=…)`,
+        comm: a `Comm` of the model's process group; None makes this `Comm`. `Hierarchical` needs a `Comm(mesh=…)`,
             because only a mesh says which ranks are on one node.
         scaler: the GradScaler in use; the stage then gets unscaled gradients.
         timeout: seconds (or a timedelta) after which a flight fails and the rank at fault is named; None: 600.
 
     Returns:
-        A `Handle`: `state_dict`, `load_state_dict`, `report`, `detach`.
+        A `Handle` with the methods `state_dict`, `load_state_dict`, `report`, `detach`.
 
     Raises:
         TypeError, ValueError: arguments cannot work together, or differ between ranks. Raised on every rank.
@@ -135,9 +135,9 @@ _lives: "weakref.WeakKeyDictionary[DistributedDataParallel, DataParallelLife | N
 
 
 def average(state: Any, bucket: GradBucket) -> Future[Tensor]:
-    """Return the future of a bucket that DDP has filled. This hook is never removed: a DDP model accepts only one.
+    """Return the future of a bucket that DDP has filled. This hook is never removed, as a DDP model accepts only one.
 
-    After `detach()` it averages the bucket as DDP does. `state` is a weak reference to the model.
+    After `detach()` this hook averages the bucket as DDP does. `state` is a weak reference to the model.
     """
     model = state()
     if (life := _lives[model]) is not None:

@@ -30,7 +30,7 @@ class HookLife(Life[Setup]):
         self.agree()
         self.task, setup, self.channel = -1, self.setup, self.runtime.channels[0]
         with or_abandon(self):
-            # The buckets are not known yet, so warm up for the largest possible: all parameters of a dtype.
+            # The buckets are not known yet, so warm up for the largest possible bucket: all parameters of a dtype.
             for dtype in {p.dtype for p in setup.names}:
                 most = values(p for p in setup.names if p.dtype == dtype)
                 largest = torch.empty((), dtype=dtype.to_real(), device=setup.device).expand(most)
@@ -47,7 +47,7 @@ class HookLife(Life[Setup]):
         return replace(setup, lines=(*map(repr, setup.rules), f"scaler={setup.scaler is not None}", *setup.lines))
 
     def begin(self) -> HookRunner | None:
-        """Return the runner whose rule acts in this backward, or None. The first hook of a backward begins a step."""
+        """Return the runner whose rule acts in this backward, if any. The first call in a backward begins a step."""
         self.runtime.monitor.check()
         task = torch._C._current_graph_task_id()
         if task != self.task:
@@ -59,9 +59,9 @@ class HookLife(Life[Setup]):
         return next(iter(self.acting()), None)
 
     def launch(self, runner: HookRunner, called: int, flat: Tensor, params: Sequence[Tensor], *how: Any) -> int:
-        """Launch the bucket with the hook's number `called`, and return the runner's number of this bucket.
+        """Launch the bucket that the hook numbers `called`, and return the runner's number of this bucket.
 
-        If flights change a state, all flights of a backward keep their changes, or none does. `how`: see `take_off`.
+        Either all flights of a backward change the states of their stages, or none does. `how` is passed to `take_off`.
         """
         i = runner.fit(called, flat, params)
         if not runner.ledgers[0].launches:

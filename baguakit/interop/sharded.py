@@ -6,7 +6,7 @@
 The first case allows any stage between nodes, with sharding within nodes. FSDP runs its reductions and their hooks on
 a separate stream, which waits for the flight of a hook, so that backward continues. On a CPU, backward waits.
 
-Let x_q be the gradients of rank q, one of n. The first half of a stage gives rank r its own shard s_r of the mean:
+Let x_q be the gradients of rank q, one of n ranks. The first half of a stage gives rank r its shard s_r of the mean:
 
     s_r ← (1/n) Σ_q shard r of x_q       Mean()
     s_r ← (1/n) Σ_q Q(shard r of x_q)    CompressedMean(Q): one compression; an all-reduce has two
@@ -72,7 +72,7 @@ def fsdp(
         timeout: seconds (or a timedelta) after which a flight fails and the rank at fault is named; None: 600.
 
     Returns:
-        A `Handle`: `state_dict`, `load_state_dict`, `report`, `detach`.
+        A `Handle` with the methods `state_dict`, `load_state_dict`, `report`, `detach`.
 
     Raises:
         TypeError, ValueError: arguments cannot work together, or differ between ranks. Raised on every rank.
@@ -116,7 +116,7 @@ class Unit:
     `units_of` reads both from internal objects of torch 2.13.
 
     Attributes:
-        name: the name of the module, or of the first of several.
+        name: the name of the module, or of the first module if the call was given several.
         module: the module that takes the hooks.
         group: the process group in which FSDP shards the parameters.
         shards: {meta tensor: name}. The meta tensors have the shapes of the padded shards of trainable parameters, in
@@ -135,7 +135,7 @@ class Unit:
 
 
 def units_of(model: nn.Module, comm: Comm | None) -> list[Unit]:
-    """Return the units of a model, in module order. If `comm` is not the shards' group, FSDP scatters gradients first.
+    """Return the units of a model, in module order. If `comm` is not the shards' group, units list one rank's shards.
 
     Raises:
         TypeError: `fully_shard` has not been called on any module of the model.
@@ -233,7 +233,7 @@ class ShardedLife(HookLife):
 
     def hook_within(self, i: int, module: Any, weights: Compressor | None) -> None:
         """Replace FSDP's reduce-scatter of unit `i` by the stage's first half; with `weights`, its all-gather, too."""
-        # This import takes seconds, so it is local. `detach` needs it, as torch has no public way to restore functions.
+        # This import takes seconds, so it is local. Torch has no other way to restore FSDP's functions at `detach`.
         from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
         module.set_custom_reduce_scatter(ReduceScatter(self, i))

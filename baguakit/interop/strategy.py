@@ -118,7 +118,7 @@ class BaguaStrategy(DDPStrategy):
 
     # Checkpoints
 
-    # A fit that resumes first attaches, and then loads the model, the optimizers and the attachment.
+    # When a fit resumes, it first attaches, and then loads the model, the optimizers and the attachment.
     restore_checkpoint_after_setup = True
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None) -> None:
@@ -136,7 +136,7 @@ class BaguaStrategy(DDPStrategy):
             self.checkpoint_io.save_checkpoint(part, path, storage_options=storage_options)
 
     def load_checkpoint(self, checkpoint_path: Any, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """Return the content of Lightning's file. If ranks differ, a fit that resumes also reads this rank's file."""
+        """Return the content of Lightning's file. If each rank has one, a resumed fit also reads this rank's file."""
         checkpoint: dict[str, Any] = super().load_checkpoint(checkpoint_path, *args, **kwargs)
         saved: Any = checkpoint.get(KEY)
         module: Any = self.lightning_module
