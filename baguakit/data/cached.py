@@ -63,7 +63,7 @@ COUNTED = [each.name for each in fields(CacheReport)]
 
 
 class CachedDataset(Dataset[Any]):
-    """A cache of `dataset`: one process computes a sample when it is first needed; all others read it from `store`.
+    """A cache of `dataset`: the first process that needs a sample computes it; other processes read it from `store`.
 
     Cache deterministic, slow work (reading, decoding, resizing, tokenising). Apply random augmentation after the cache,
     otherwise every epoch has the same augmentation. A sample read from the store is a copy.
@@ -116,7 +116,7 @@ class CachedDataset(Dataset[Any]):
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[Any]) -> list[Any]:
-        """Return several samples. One call of the store reads all samples that are stored."""
+        """Return the samples at `indices`. One call of the store reads all samples that are stored."""
         length = len(self) if hasattr(self.dataset, "__len__") else None
         keys = [self.namespace + position(index, length) for index in indices]
         troubles = dict[str, str]()
@@ -168,7 +168,7 @@ class CachedDataset(Dataset[Any]):
         return sample
 
     def _tried(self, troubles: dict[str, str], call: Callable[..., T], *args: Any) -> T | None:
-        """Return the result of a call of the store. If the store fails, add this to `troubles`, and return None."""
+        """Return `call(*args)`. If the store fails, add the error to `troubles`, and return None."""
         try:
             return call(*args)
         except StoreError as error:
@@ -202,7 +202,7 @@ class CachedDataset(Dataset[Any]):
 
 
 def namespace(dataset: Any, name: str | None, version: str | int, codec_tag: str) -> bytes:
-    """Return 16 bytes that identify the dataset's name (or content), version and codec, equal in all processes.
+    """Return 16 bytes, equal in all processes, that identify the dataset's name (or content), version and codec.
 
     The content is the class name and a hash of the pickle. As a pickle has no code, change `version` when code changes.
     """
@@ -222,7 +222,7 @@ def namespace(dataset: Any, name: str | None, version: str | int, codec_tag: str
 
 
 def position(index: Any, length: int | None) -> bytes:
-    """Return the second part of a sample's key; raise TypeError for an `index` of the wrong type, or IndexError."""
+    """Return a sample's key without the namespace. Raise TypeError or IndexError if `index` is invalid."""
     if isinstance(index, str):
         return b"s" + blake2b(index.encode("utf-8", "surrogatepass"), digest_size=16).digest()
     try:

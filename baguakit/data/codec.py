@@ -70,7 +70,7 @@ def _unframed(magic: bytes, stored: bytes, read: Callable[[memoryview], Any]) ->
 
 @dataclass(frozen=True)
 class Plain(Codec):
-    """A codec for dense CPU tensors, numpy arrays and plain Python values, which runs no code when it decodes.
+    """A codec that runs no code when it decodes, for dense CPU tensors, numpy arrays and plain Python values.
 
     It stores tensors, arrays (except arrays of objects or with fields), bytes, str, int, float, complex, bool, None,
     and lists, tuples, dicts and sets of these types. Other types, including subclasses (named tuples, defaultdicts,

@@ -1,4 +1,4 @@
-"""Iterate over the epoch of a sampler, resume it at any step, and divide the rest again when ranks join or leave."""
+"""Iterate over a sampler's epoch, resume it at any step, and divide the remaining items when ranks join or leave."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ log = logging.getLogger("baguakit")
 
 
 class Followed(Generic[T]):
-    """The base of samplers. A rank draws one item (sample or batch) per step. `plan` explains stretches and queues."""
+    """The base class of samplers. An item is a sample or a batch. The module `plan` explains stretches and queues."""
 
     def _begin(
         self, rank: int, size: int, comm: Comm | None, measure: Callable[[], Costs], *settings: bool | float
@@ -46,10 +46,10 @@ class Followed(Generic[T]):
 
     @abstractmethod
     def _steps(self, samples: Indices, ranks: int, rng: np.random.Generator, epoch: int) -> list[Batches]:
-        """Divide `samples`, which are shuffled and untrained, into steps for `ranks` ranks; return all steps."""
+        """Return the steps in which `ranks` ranks train `samples`, which are shuffled if the sampler shuffles."""
 
     def _assigned(self, costs: Costs, ranks: int, rng: np.random.Generator, epoch: int) -> Indices:
-        """Return indices into `costs`, (steps, ranks), such that the costs of each column have nearly the same sum."""
+        """Return indices into `costs`, of shape (steps, ranks). The costs of each column have nearly the same sum."""
         cells = assign(np.arange(costs.size).reshape(-1, ranks), costs, rng if self.shuffle else None)
         cells = np.roll(cells, epoch, axis=1)  # each epoch moves the cells of a rank to the next rank
         return rng.permutation(cells) if self.shuffle else cells
@@ -84,7 +84,7 @@ class Followed(Generic[T]):
         return self._planned[stretch]
 
     def __len__(self) -> int:
-        """Return the number of steps of this epoch (after a change of ranks, of its remainder), equal on all ranks."""
+        """Return how many items a rank has in this epoch. After ranks join or leave, count this rank's new queue."""
         return self._shares(self._now.stretch).length(self._now.rank)
 
     def __iter__(self) -> Iterator[T]:
@@ -117,16 +117,16 @@ class Followed(Generic[T]):
                 now.over = True
 
     def _count(self) -> int:
-        """Return (items per step) × (the ended `recoverable()` blocks, or with `repeats` the optimizer steps)."""
+        """Return items per step × number of ended `recoverable()` blocks; with `repeats`, × optimizer steps."""
         assert self._comm is not None
         return self._items * int(self._attachment.step if self._repeats else self._comm.membership.bodies)
 
     def _trained(self, now: Position) -> int:
-        """Return the number of items of the queue that were trained; if no group is followed, all drawn items."""
+        """Return the number of trained items of the queue. If the sampler follows no group, count all drawn items."""
         return now.drawn if now.base is None else max(0, min(now.drawn, now.base + self._count()))
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next pass. Call this on all ranks before each pass. A resumed epoch is continued.
+        """Choose the order of the next pass. All ranks call this before each pass. A loaded state's epoch is continued.
 
         Args:
             epoch: the number of the epoch.
@@ -151,7 +151,7 @@ class Followed(Generic[T]):
                 None for the number drawn so far. Pass a number if the loader has workers, since they draw items ahead.
 
         Raises:
-            ValueError: `consumed` is negative or more than this pass has.
+            ValueError: `consumed` is negative or more than the number of items in this pass.
         """
         now, stretch = self._now, self._now.stretch
         step = self._trained(now) if consumed is None else integer("consumed", consumed, 0) - now.before
@@ -173,7 +173,7 @@ class Followed(Generic[T]):
 
         Raises:
             TypeError: `state`, or an entry of it, has the wrong type.
-            ValueError: `state` is incomplete or of other data or settings, or the sampler follows a changed group.
+            ValueError: `state` is incomplete or of other data or settings, or the group of the sampler has changed.
         """
         instance("state", state, Mapping, "the result of state_dict()")
         missing = [name for name in PLACE if name not in state]
@@ -205,7 +205,7 @@ class Followed(Generic[T]):
         self._resume(Stretch(epoch, tuple(behind), tuple(done)), step)
 
     def _resume(self, stretch: Stretch, items: int) -> None:
-        """Continue `stretch` after `items` items; on another number of ranks, begin a new stretch with the rest."""
+        """Continue `stretch` after `items` items per rank. For a new number of ranks, divide the remaining items."""
         if self._record is not None and self._record.version:
             raise ValueError("this sampler follows a group that has changed: load a state before the first change")
         seats = [Seat(k := max(0, items - lag), k, behind=lag) for lag in stretch.behind]
@@ -230,10 +230,10 @@ class Followed(Generic[T]):
         that joins continues the epoch `sampler.epoch`, with a part of the remaining items.
 
         If a rank is lost in a step, the other ranks do not train their items of this step, unless the loop repeats the
-        step. The lost rank's items of completed optimizer steps are trained. Its other items are divided again, unless
-        the iterator of another rank has ended (loaders draw all items early). In this case a warning says that the
-        items are not trained in this epoch. A rank that joins then begins with the next epoch, and gets one more item
-        there for each item that the other ranks still train in this epoch.
+        step. The lost rank's items of completed optimizer steps count as trained. Its other items are divided again,
+        unless another rank's iterator has ended, which happens early if its loader draws items ahead. In this case a
+        warning says that the lost rank's items are not trained in this epoch. A rank that joins then begins with the
+        next epoch. For each item that the other ranks still train in this epoch, it gets one more item in the next.
 
         Call `set_epoch` with ascending numbers before each pass. `state_dict()` needs no `consumed`. Draw items in the
         thread that trains, as loaders do.
@@ -245,7 +245,7 @@ class Followed(Generic[T]):
             repeats: whether the loop repeats a step in which a rank was lost, with the same items.
 
         Raises:
-            ValueError: the group is not from `bk.elastic.join`, or the sampler follows it already or has begun.
+            ValueError: the group is not from `bk.elastic.join`, the sampler follows one already, or a pass has begun.
         """
         comm, now = self._comm, self._now
         if comm is None or not comm.membership.changes:

@@ -1,9 +1,9 @@
 """A store in one memory-mapped file per node.
 
 Commits are not synced to disk. The kernel writes the commits of a killed process; but if the machine crashes, the file
-may be inconsistent. So `state.json` in the directory has the id of the boot of the last write, and whether all data is
-on disk (`clean`). Before a process writes, it marks the file as not clean. `close` syncs the file and marks it as clean
-(both under LMDB's writer lock). A file that is not clean and was last written in an earlier boot is emptied.
+may be inconsistent. So `state.json` in the store's directory records the machine's boot id at the last write, and
+whether all data is on disk (`clean`). A write first marks the file as not clean. `close` syncs the file and marks it as
+clean. Both hold LMDB's writer lock. A file that is not clean and was last written in an earlier boot is emptied.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class LMDBStore(Store):
     """A store in a directory on a disk or in the shared memory of this node, for all processes of the node.
 
     If a process is killed, the store stays readable, and the locks of the process are released. After a crash of the
-    machine the store is empty, unless it had been closed. A full store keeps its samples and takes no new ones: an
-    epoch reads each sample once, so it would need the least recently used sample next. `clear` makes room.
+    machine the store is empty, unless it had been closed. A full store keeps its samples and takes no new ones:
+    LRU eviction would always remove the sample that an epoch needs next. `clear` makes room.
 
     Args:
         path: a directory for this store alone, not on a network file system; created if missing, with access for its
@@ -102,7 +102,7 @@ class LMDBStore(Store):
         return type(self), (self.path, self.capacity_bytes)
 
     def _environment(self) -> Environment:
-        """Return this process's LMDB environment of the path; open it if needed. Raise StoreError if that fails."""
+        """Return this process's LMDB environment of the path; open it if needed. Raise StoreError if opening fails."""
         with _guard:
             if self.path not in _environments:
                 _environments[self.path] = Environment(self)
@@ -195,7 +195,7 @@ class Environment:
         try:
             env: lmdb.Environment = open_it()
             env.reader_check()
-            # A file that has fewer pages than the environment says was truncated.
+            # If the file has fewer pages than the environment says, the file was truncated.
             size = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
             if (self.path / "data.mdb").stat().st_size >= size or env.stat()["entries"] == 0:
                 return env
@@ -250,7 +250,7 @@ class Environment:
 
 @contextmanager
 def locked(file: IO[bytes], byte: int) -> Iterator[None]:
-    """Lock one byte of `file` in a `with` block, against other processes; if that would deadlock, run without it."""
+    """Lock one byte of `file` in a `with` block, against other processes. If locking fails, run the block unlocked."""
     with suppress(OSError):
         fcntl.lockf(file, fcntl.LOCK_EX, 1, byte)
     try:
@@ -266,7 +266,7 @@ def claim_byte(key: bytes) -> int:
 
 
 def boot_id() -> str | None:
-    """Return the id of the current boot of the machine; None if it is unknown, so that every commit must be synced."""
+    """Return the id of the machine's current boot, or None if the id is unknown. Then every commit is synced."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

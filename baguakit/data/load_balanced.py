@@ -171,10 +171,10 @@ class LoadBalancedBatchSampler(Followed[list[int]], Sampler[list[int]]):
 
 
 def membership(num_replicas: int | None, rank: int | None, group: Any) -> tuple[int, int, Comm | None, bool]:
-    """Return (rank, number of ranks, comm, known). An argument of None means that of `group`, or else a single rank.
+    """Return (rank, number of ranks, comm, known). None means the group's value, or without a group, 0 or 1.
 
-    `comm` is None if there is no group, if it has a single rank for ever, or if the arguments differ from its rank or
-    size. If they differ and it has several ranks, `known` is False: the processes of the sampler's ranks are unknown.
+    `comm` is None without a group, and for a group that always has one rank. In any other group, if `rank` or
+    `num_replicas` differs from the group's, `comm` is None and `known` is False: the ranks' processes are unknown.
     """
     try:
         comm = group if isinstance(group, Comm) else Comm(group)
@@ -193,7 +193,7 @@ def membership(num_replicas: int | None, rank: int | None, group: Any) -> tuple[
 
 
 def complexities(dataset: Sized, complexity: Complexity, comm: Comm | None, known: bool) -> Costs:
-    """Return the cost of each sample, (len(dataset),), equal on all ranks. Ranks share the calls of a function."""
+    """Return the cost of each sample, (len(dataset),). If `complexity` is a function, the ranks share its calls."""
     if not isinstance(dataset, Sized):
         raise TypeError(f"dataset is one that has a length, not {type(dataset).__name__}; pass one with __len__")
     n = len(dataset)

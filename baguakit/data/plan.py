@@ -50,7 +50,7 @@ def assign(groups: Indices, costs: Costs, rng: np.random.Generator | None) -> In
     """Return `groups` (g, ranks) with each row reordered, so that all columns have nearly equal total cost.
 
     Column r is for rank r. With `rng`, only the `WIDEST` rows with the largest spread (largest minus smallest cost) are
-    ordered by the totals of the columns so far; before, the other rows are shuffled.
+    ordered by the totals of the columns so far; before that, the other rows are shuffled.
     """
     rows = np.take_along_axis(groups, np.argsort(-costs[groups], axis=1, kind="stable"), axis=1)
     spread = costs[rows[:, 0]] - costs[rows[:, -1]]
@@ -85,7 +85,7 @@ class Limit:
         return float(len(batch) * costs[batch].max(initial=0) if self.padded else costs[batch].sum())
 
     def most(self, samples: Indices, costs: Costs, ranks: int) -> int:
-        """Return a bound, at least 1, on the samples per rank that a step can take from the front of `samples`."""
+        """Return an upper bound (1 or more) on a rank's samples in one step, taken from the front of `samples`."""
         full = min(len(samples) // ranks, self.batch_size or len(samples))
         if self.budget is None:
             return max(1, full)
@@ -109,7 +109,7 @@ def one_step(samples: Indices, costs: Costs, ranks: int) -> Batches:
     """Divide the samples of one step into one batch per rank: lengths differ by at most one, costs by little.
 
     The method is longest processing time first (Graham 1969) with equal lengths: each sample, the most expensive first,
-    goes to the cheapest batch that is not full. The last samples, fewer than ranks, go to the cheapest batches.
+    goes to the cheapest batch that is not full. The remaining samples, fewer than `ranks`, go to the cheapest batches.
     """
     ordered = samples[np.argsort(-costs[samples], kind="stable")].tolist()
     full = len(ordered) // ranks
@@ -159,7 +159,7 @@ def _largest(left: Indices, costs: Costs, ranks: int, limit: Limit) -> Batches:
 
 
 def _last(samples: Indices, rest: int, costs: Costs, ranks: int, limit: Limit) -> list[Batches]:
-    """Return the last steps, of `samples`: the samples of the last full step, then `rest` more, fewer than ranks.
+    """Return the last one or two steps. `samples` has the samples of the last full step, then `rest` < `ranks` more.
 
     Try one step, then two steps in which each rank has a sample. If both exceed the limit, repeat samples at the end.
     """
@@ -335,7 +335,7 @@ def regrouped(
         return -(-max(0, items) // per_step) * per_step
 
     def before(t: Told) -> int:
-        """Return how many items a rank trains before the pass. A rank that was left out trains its drawn items."""
+        """Return how many items a rank trains before this pass. A rank that joins again trains its drawn items."""
         if t.version != record.version:
             return whole_steps(t.now.drawn - t.trained)
         return whole_steps(stretch.behind[t.rank] - t.used) if t.epoch < epoch else 0

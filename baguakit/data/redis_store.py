@@ -128,7 +128,7 @@ class RedisStore(Store):
         self._connect()
 
     def host_of(self, key: bytes) -> int:
-        """Return the index of the host that holds `key`, which is the host with the largest hash(host, key)."""
+        """Return the index of the host that holds `key`. This is the host with the largest hash(host, key)."""
         seeds = (blake2b(host.encode(), digest_size=32).digest() for host in self.hosts)
         weights = [blake2b(key, key=seed, digest_size=8).digest() for seed in seeds]
         return weights.index(max(weights))
@@ -184,7 +184,7 @@ class RedisStore(Store):
                     lock.release()
 
     def stats(self) -> StoreStats:
-        """Return the sums over all servers. They include the entries of other users of the servers."""
+        """Return the entries, bytes and limits, summed over all servers. Data of other users of the servers counts."""
         each = range(len(self.hosts))
         entries = sum(self._ask(host, methodcaller("dbsize")) for host in each)
         memory = [self._ask(host, methodcaller("info", "memory")) for host in each]

@@ -52,7 +52,7 @@ class Store(Doors, ABC):
 
     @abstractmethod
     def claim(self, key: bytes) -> AbstractContextManager[None]:
-        """Hold the lock of `key` in a `with` block, against all processes that share the store.
+        """Hold the lock of `key` in a `with` block, so that no other thread or process computes the sample.
 
         If a process dies, its lock is freed. If the store fails, the block runs unlocked; this costs time only.
         """
@@ -111,7 +111,7 @@ class KeyedLocks:
 
     @contextmanager
     def hold(self, key: bytes) -> Iterator[None]:
-        """Hold the lock of this key."""
+        """Hold the lock of `key` in a `with` block."""
         with self._guard:
             lock = self._locks.setdefault(key, ThreadLock())
         with lock:
@@ -121,8 +121,8 @@ class KeyedLocks:
 class MemoryStore(Store):
     """A store in the memory of this process, for loaders without workers, because each worker would have its own store.
 
-    A full store keeps its samples and takes no new ones. It evicts nothing, because an epoch reads each sample once, so
-    that the least recently used sample is needed next.
+    A full store keeps its samples and takes no new ones: LRU eviction would always remove the sample that an epoch
+    needs next.
 
     Args:
         capacity_bytes: the limit, in bytes of encoded samples; None for no limit.

@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommands `build` and `measure`. `options.run(options)` runs one and returns the exit status."""
+    """Add the subcommands `build` and `measure`. `options.run(options)` runs one and returns its exit status."""
     commands = parser.add_subparsers(required=True, title="subcommands")
 
     one = commands.add_parser("build", help="compile the NCCL network plugin")
@@ -51,7 +51,7 @@ def _run(options: argparse.Namespace) -> int:
 
 def _build(options: argparse.Namespace) -> None:
     print(f"export NCCL_NET_PLUGIN={build(options.out)}")
-    print("export NCCL_NET_PLUGIN_REF_COUNT=1")  # else NCCL 2.28.3 to 2.29.7 forget it with their last communicator
+    print("export NCCL_NET_PLUGIN_REF_COUNT=1")  # else NCCL 2.28.3 to 2.29.7 drop the plugin with the communicator
     print('a rank that sends over it then says "baguanet: NCCL sends over this plugin"', file=sys.stderr)
 
 

@@ -22,16 +22,16 @@
  *
  * This plugin has the following variables, shown with their defaults:
  *
- *     BAGUANET_STREAMS=4        streams of a connection, 1 to 64; the number of the sender is used
+ *     BAGUANET_STREAMS=4        streams of a connection, 1 to 64; if ranks differ, the sender's value is used
  *     BAGUANET_CHUNK=131072     bytes of a chunk, 4096 to 1 GiB
  *     BAGUANET_PACING=0         most bytes per second of a stream, for shared links and for tests; 0: no limit
  *     BAGUANET_TIMEOUT=120      seconds until a peer that does not answer counts as lost; 0: the system's timeout.
  *                               A slow peer that answers is not lost.
  *
- * The plugin has versions 8 (NCCL 2.20 to 2.27) and 11 (from 2.28) of NCCL's network interface. NCCL with version 12
- * also loads version 11; version 12 adds rails and planes of a fabric, which TCP devices lack. NCCL does not need
- * tuners and GIN. The plugin sends host memory only; NCCL copies GPU memory to it. After an error on this rank or its
- * peer, a connection cannot be used: `test` returns the error for all unfinished requests. */
+ * The plugin implements versions 8 (NCCL 2.20 to 2.27) and 11 (from 2.28) of NCCL's network interface. NCCL with
+ * version 12 also loads version 11; version 12 adds rails and planes of a fabric, which TCP devices lack. NCCL does
+ * not need a tuner or GIN of a plugin. The plugin sends host memory; NCCL copies GPU memory to host memory. After an
+ * error on this rank or its peer, a connection cannot be used: `test` returns the error for all unfinished requests. */
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -419,7 +419,7 @@ static void leave_locked(struct request *r) {
     pthread_cond_broadcast(&r->connection->leaving);
 }
 
-/* Send a chunk; return 0 or an errno. The peer writes nothing after its welcome. If a read returns 0, it has closed. */
+/* Send a chunk; return 0 or an errno. The peer writes nothing after its welcome. If recv returns 0, the peer closed. */
 static int write_chunk(int fd, struct chunk *chunk, char *data) {
     struct iovec parts[] = {{chunk, sizeof *chunk}, {data, chunk->length}};
     struct msghdr message = {.msg_iov = parts, .msg_iovlen = 2};
@@ -665,7 +665,7 @@ static uint64_t draw(void) {
 
 /* A guest is an accepted socket. It has greeted once a valid hello with the key has arrived; before, it is silent.
  * Silent guests are strangers, or peers whose hello is in flight. A silent guest is closed only to make room, after
- * SECONDS_TO_GREET. So many strangers can delay a peer, but not close it, and they take at most MOST_SILENT sockets. */
+ * SECONDS_TO_GREET. Strangers can thus delay a peer, but not close its socket. They get at most MOST_SILENT sockets. */
 enum { MOST_SILENT = 256, MOST_GREETED = 64 * MOST_STREAMS, SECONDS_TO_GREET = 5 };
 
 struct guest {
@@ -741,7 +741,7 @@ static bool is_expected(const struct listener *l, const struct hello *hello) {
     return true;
 }
 
-/* Read the hellos of guests, and close strangers. It is an error if a peer closes before all its streams have come. */
+/* Read the hellos of guests; dismiss strangers. It is an error if a peer closes before all its streams have come. */
 static result greet(struct listener *l) {
     for (int i = 0; i < l->guests;) {
         struct guest *g = &l->guest[i];
@@ -777,8 +777,8 @@ static bool make_room(struct listener *l) {
     return true;
 }
 
-/* Accept waiting sockets and read their hellos, until none waits, there is no room, or 16 rounds are over: the others
- * stay in the system's queue. Return an error of `greet`; set `why` to 0, or to the errno if accepting failed. */
+/* Accept waiting sockets and read their hellos, until none waits, there is no room, or 16 rounds are over. Sockets not
+ * accepted stay in the system's queue. Return an error of `greet`; set `why` to 0, or the errno of a failed accept. */
 static result let_in(struct listener *l, int *why) {
     int fd = 0;
     *why = 0;

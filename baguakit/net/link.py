@@ -138,7 +138,7 @@ def _rate(address: tuple[str, int], threads: int, sockets: int, seconds: float) 
 
 
 def _fill(flows: list[socket.socket], start: threading.Barrier, seconds: float) -> tuple[float, float, int]:
-    """Send over the flows of one thread; return the start time, the end time and the number of bytes received."""
+    """Send over the flows of one thread; return (start time, end time, number of bytes that the server received)."""
     payload = bytes(BUFFER)
     with selectors.DefaultSelector() as selector:
         for flow in flows:
@@ -201,7 +201,7 @@ class SocketSettings:
 
     @property
     def flows(self) -> int:
-        """Return the number of TCP flows of a connection; also a good value of the plugin's BAGUANET_STREAMS."""
+        """Return the number of TCP flows of a connection. It is also a good value of the plugin's BAGUANET_STREAMS."""
         return self.threads * self.sockets_per_thread
 
     def environment(self) -> dict[str, str]:

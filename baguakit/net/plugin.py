@@ -36,7 +36,7 @@ def build(out: str | os.PathLike[str] | None = None, *, compiler: str | None = N
         flags: further flags of the compiler.
 
     Raises:
-        TypeError: an argument has another type.
+        TypeError: an argument has the wrong type.
         ValueError: there is no compiler, or the system is not Linux.
         RuntimeError: the compiler failed; the message has the compiler's output.
     """

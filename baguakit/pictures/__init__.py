@@ -61,7 +61,7 @@ def line_style(i: int) -> dict[str, Any]:
 
 
 def set_frame(axes: "Axes", legend: str = "", **options: Any) -> None:
-    """Draw a pale grid; remove the frame at the top and right. If `legend` is a place, put a legend there, outside."""
+    """Draw a pale grid; hide the top and right frame lines. Put any legend outside the axes, at the place `legend`."""
     axes.grid(True, color="#d8d8d8", linewidth=0.5)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
@@ -84,7 +84,7 @@ def consensus_decay(distances: Mapping[Topology, Sequence[float]], size: int) ->
 
     Args:
         distances: d_0, d_1, d_2 … by topology. Distances below 10⁻⁸ of the largest d_0 are rounding errors and are not
-            drawn; a dashed line falls from the point before to the bottom.
+            drawn; a dashed line goes from the point before them to the bottom.
         size: n, the number of ranks.
 
     Raises:
