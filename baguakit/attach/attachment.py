@@ -76,7 +76,7 @@ class Attachment(Attached):
         """Let ranks run out of batches at different times, as with `DistributedDataParallel.join`. Collective.
 
             with att.join():
-                for x, y in batches:            # as many as this rank has, or none
+                for x, y in batches:            # any number of batches, also none
                     ...
 
         All ranks enter. A rank whose body has ended takes part in the exchanges of the rules until all bodies have

@@ -2,7 +2,7 @@
 
 The user's `optimizer.state` is authoritative. A state tensor with a value for each weight is *elementwise*: the user's
 state has views of its pieces. A *single* value (`step`) is equal for all parameters of a flat tensor, but each has
-its own tensor with this value, because torch increments the tensor of each parameter. Numbers are equal, too.
+its own tensor with this value, because torch increments each tensor. Numbers in the state are equal, too.
 """
 
 from collections import defaultdict
@@ -233,7 +233,7 @@ def _is_strided(x: Tensor) -> bool:
 
 
 def _without_overlaps(params: list[Tensor]) -> list[Tensor]:
-    """Return the parameters that share no memory with others. torch must step parameters that do in order."""
+    """Return the parameters that share no memory. torch must step parameters that share memory one after another."""
     clusters: list[list[Tensor]] = []
     reach = 0
     for x, p in sorted(((shard_of(p), p) for p in params), key=lambda each: each[0].data_ptr()):

@@ -1,6 +1,6 @@
 """Functions that take optimizer steps: one launch steps all tensors, and the host does not wait for the GPU.
 
-    norm = bk.primitives.gradient_norm(grads, found_inf=found)                # a tensor on the device, as all below
+    norm = bk.primitives.gradient_norm(grads, found_inf=found)                # on the device, like all tensors below
     clip = (max_norm / (norm + 1e-6)).clamp(max=1)
     bk.primitives.adamw_step_(params, grads, m, v, steps, lr=3e-4, clip=clip, found_inf=found)
 
