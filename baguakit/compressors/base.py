@@ -108,14 +108,14 @@ class Compressor(Doors):
         raise NotImplementedError
 
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
-        """Return the mean of the packed rows, summed in their order in fp32 and compressed again, as one packed row.
+        """Return one packed row: the mean of the packed rows, which are summed in their order in fp32.
 
         Add the error of this second compression, times the number of rows, to `residual` (fp32, (n,)).
         """
         raise NotImplementedError
 
     def _mean_of(self, packed: Tensor, out: Tensor) -> None:
-        """Overwrite `out` (n,) with the mean of packed rows, added one after another."""
+        """Overwrite `out` (n,) with the mean of packed rows, which are added one after another."""
         weights = torch.full((len(packed),), 1 / len(packed), dtype=torch.float32, device=out.device)
         self._unchecked_add(out.zero_(), packed, weights)
 
@@ -134,7 +134,7 @@ class Compressor(Doors):
     def warm_up(self, device: torch.device | str, dtype: torch.dtype = float32, values: int = PROBE) -> None:
         """Compile the code of this compressor before the first step, for tensors of `values` values on a device.
 
-        Compile for values of `dtype`, and of float32, the dtype of residuals and replicas. On a CPU nothing is compiled
+        Compile for `dtype`, and for float32, which residuals and replicas have. On a CPU nothing is compiled
         for few values, and one compilation serves all processes on a machine.
         """
         if warmed(device, dtype, values) == "cpu" and values < UNPADDED:

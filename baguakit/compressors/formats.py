@@ -80,12 +80,12 @@ class Uniform(Blockwise):
     """One to eight bits per value: each block has a uniform grid of 2ᵇ levels, for b bits.
 
     The grid spans the block from its minimum to its maximum; levels are multiples of the step. Rounding to nearest has
-    an error of at most (max − min) / (2 (2ᵇ − 1)), times 1.008 for fewer than eight bits. With `rotate=True`, a block
-    is first multiplied by a Hadamard matrix with random signs, the same on all ranks. The values become nearly normal,
-    and the error no longer depends on the largest value. The error is then spread over all values, zeros included. For
-    up to three bits with rotation, and always for one bit, the grid is centred at zero, and its step has the least
-    error for normal values. A block adds 4 bytes (8 bytes for `bits=8` without rotation). With fewer than eight bits,
-    use error feedback when gradients are averaged.
+    an error of at most (max − min) / (2 (2ᵇ − 1)). With fewer than eight bits it is 1.008 times as much, and more in
+    narrow blocks far from zero. With `rotate=True`, a block is first multiplied by a Hadamard matrix with random signs,
+    the same on all ranks. The values become nearly normal, and the error no longer depends on the largest value. The
+    error is then spread over all values, zeros included. For up to three bits with rotation, and always for one bit,
+    the grid is centred at zero, and its step has the least error for normal values. A block adds 4 bytes (8 bytes for
+    `bits=8` without rotation). With fewer than eight bits, use error feedback when gradients are averaged.
 
     Args:
         bits: the number of bits per value, 1 to 8.
@@ -181,7 +181,7 @@ class Float8(Blockwise):
     """Eight bits per value: a float8 number, scaled by a power of two per block.
 
     The error is at most 1/16 of the value in the `format` "e4m3", and 1/8 in "e5m2", for values down to about 2⁻¹⁴
-    (e5m2: 2⁻²⁹) of the block's largest magnitude. Smaller values have the bound of values of that magnitude. Rounding
+    (e5m2: 2⁻²⁹) of the block's largest magnitude. Smaller values have the absolute bound of that magnitude. Rounding
     is to nearest; `stochastic` doubles the bounds. MinMaxUInt8 is more accurate for uniformly distributed values, and
     Float8 for a mix of small and large values. Zeros are exact. A block adds one byte: 8.0625 bits a value.
 

@@ -146,7 +146,7 @@ def add_(out: Tensor, format: str, packed: Tensor, weights: Tensor, block: int) 
 def reduce(
     packed: Tensor, format: str, n: int, block: int, residual: Tensor | None, key: int | None, ok: Tensor | None
 ) -> Tensor:
-    """Return the mean of the packed rows, packed again."""
+    """Return one packed row: the mean of the packed rows."""
     home = _blockwise(format, packed, "packed rows", residual, "residual", ok if key is None else key)
     sent: Tensor = home.reduce(FORMATS[format], packed, n, block, residual, key, ok)
     return sent
@@ -155,7 +155,7 @@ def reduce(
 def _blockwise(format: str, read: Tensor, name: str, written: Tensor | None, its_name: str, more: Any = None) -> Any:
     """Return the module for the device of `read`; raise a ValueError if `read` and `written` share memory.
 
-    Few values on a CPU use the format's NumPy module, if it has one and `more` is None: it takes no key, and no `ok`.
+    Few values on a CPU use the format's NumPy module, if any, unless `more` is given: a key or an `ok`.
     """
     if written is not None:
         a, b = written.data_ptr(), read.data_ptr()

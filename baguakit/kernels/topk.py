@@ -128,7 +128,7 @@ def planes(packed: Tensor, count: int, chunk: int) -> tuple[tuple[Tensor, ...], 
 def join_(packed: Tensor, places: Tensor, values: Tensor | None, chunk: int, ok: Tensor | None = None) -> None:
     """Write positions (rows, count), zeros as padding, and values if they are given, to packed rows.
 
-    Set the bool `ok` to True, which saves a launch; `add_` sets it to False if a mean is not finite.
+    Set the bool `ok` to True, to save a separate launch; `add_` sets it to False if a mean is not finite.
     """
     if ok is not None:
         ok.fill_(True)

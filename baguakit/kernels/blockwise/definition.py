@@ -79,7 +79,7 @@ def _values(format: Format, header: Tensor, *codes: Tensor) -> Tensor:
 
 
 def _restored(striped: Tensor, signs: Tensor | None) -> Tensor:
-    """Return blocks without their rotation, if `signs` are given. Input and result are in stripes."""
+    """Return blocks with their rotation undone, if `signs` are given. Input and result are in stripes."""
     return striped if signs is None else restore(in_memory(striped.flatten(-2)), signs).reshape(striped.shape)
 
 
@@ -148,7 +148,7 @@ def reduce(
     format: Format, packed: Tensor, n: int, block: int, residual: Tensor | None = None, key: int | None = None,
     ok: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    """Return the mean of the packed rows, as one packed row. Rows are summed in their order before the division.
+    """Return one packed row: the mean of the packed rows, which are summed in their order before the division.
 
     Add to `residual` (fp32, (n,)) the error of the second packing, times the number of rows. Set the bool `ok` to True,
     to save a separate launch; `decompress_` sets it to False if a value is not finite.

@@ -39,13 +39,13 @@ class Run(NamedTuple):
         return rows[..., self.columns].view(*rows.shape[:-1], self.height, self.width - self.missing)
 
     def parts_of(self, rows: Tensor) -> list[Tensor]:
-        """Return views of this run in packed rows: the headers (…, blocks, numbers), and the codes of each plane."""
+        """Return views of this run in packed rows: headers (…, blocks, numbers per header), and codes by plane."""
         headers, *codes = [rows[..., part].unflatten(-1, (self.height, -1)) for part in self.bytes]
         return [headers.view(self.dtype), *codes]
 
 
 class Layout(NamedTuple):
-    """The bytes of a packed row: the planes of its codes, then its headers, each padded to a multiple of 16 bytes."""
+    """The bytes of a packed row: the planes of codes, then the headers. A part is padded to a multiple of 16 bytes."""
 
     row: int  # the number of bytes
     header_at: int  # where the headers begin
@@ -149,7 +149,7 @@ class Format:
         raise NotImplementedError
 
     def decode(self, codes: Tensor, header: Tensor) -> Tensor:
-        """Return the value of each code."""
+        """Return the value of each code, in fp32."""
         raise NotImplementedError
 
     @property

@@ -272,7 +272,7 @@ def _make(calls: list[Call], folder: str) -> Path:
 
 @contextlib.contextmanager
 def _alone(folder: str) -> Iterator[None]:
-    """Wait for the lock of compiling processes, up to PATIENCE, and hold it. A process that dies releases it, too."""
+    """Hold the lock of compiling processes; wait for it at most PATIENCE seconds. A process that dies releases it."""
     import fcntl
 
     with open(Path(folder, "lock"), "w") as file:

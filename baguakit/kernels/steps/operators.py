@@ -47,7 +47,7 @@ class Fixed:
 
     @cached_property
     def serial(self) -> int:
-        """Return a unique number. The first read assigns it: torch.compile could not, and does not read it."""
+        """Return a unique number. The first read assigns it; torch.compile never reads it, and could not assign it."""
         return next(_serial)
 
     def __len__(self) -> int:
@@ -176,7 +176,7 @@ def tables_for(roles: dict[str, Role], options: object, check: Callable[[], Colu
 
 
 def gradient_norm_(norm: Tensor, grads: Role, found_inf: Tensor | None, check: Callable[[], Sequence[Tensor]]) -> None:
-    """Write the norm of all gradients into `norm`, and whether it is not finite into `found_inf`."""
+    """Write the norm of all gradients to `norm`. Set `found_inf`, if given, to 1 if it is not finite, else to 0."""
     if not norm.is_cuda:
         return definition.gradient_norm_(norm, check(), found_inf)
     tables = TABLES.find(("norm", key_of("g", grads)), norm.device, lambda: tables_of({"g": check()}))
@@ -189,7 +189,7 @@ WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_columns(columns: Columns, names: dict[str, str], drawn: bool, packed: bool = False) -> Columns:
-    """Return the columns if they fit each other. `names` has names of u and v; `packed` gradients are not checked.
+    """Return the columns if they fit each other. `names` renames u and v in errors; `packed` gradients are not checked.
 
     Raises:
         TypeError: a tensor is not dense, or has a dtype that cannot be stepped.
