@@ -380,6 +380,6 @@ def _fields_of(kind: type) -> list[tuple[str, Kind]]:
 
 
 class Declared:
-    """A base class for dataclasses, which checks the fields of each new instance."""
+    """A base class for dataclasses. It checks the fields of each new instance."""
 
     __post_init__ = check_fields

@@ -385,7 +385,7 @@ class Comm:
         return new
 
     def groups(self) -> list[Any]:
-        """Return the process groups: the flat one, then intra and inter if there is a mesh, then those of flows."""
+        """Return the process groups: flat, then intra and inter if there is a mesh, then the groups of flows."""
         return [self.group, *(self._parts or ()), *(g for flows in self._flows.values() for g in flows.groups[1:])]
 
     def close(self) -> None:

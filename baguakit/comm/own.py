@@ -57,7 +57,7 @@ class Flows:
         self._settled = 0
 
     def parts(self, n: int, nbytes: int) -> list[slice]:
-        """Return the slice of `n` values for each flow, equal on all ranks; for a small message one slice."""
+        """Return the slice of `n` values for each flow, equal on all ranks; a small message has only one slice."""
         if nbytes < SMALLEST:
             return [slice(0, n)]
         ends = [min(n, round(total * n / LINE) * LINE) for total in accumulate(self.shares[:-1])]

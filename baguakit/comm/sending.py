@@ -150,7 +150,7 @@ class Rider:
         return comm._with(_rider=self)
 
     def boards(self, part: str, size: int) -> tuple[Tensor, Tensor] | None:
-        """Return (out, input) for an all-gather of the flags in a part of the group; None if they are not sent now."""
+        """Return (out, input) to all-gather the flags in a part of the group; None if this was done, or is too long."""
         rows = size * len(self.rows)
         if part in self._parts or rows > self._size or rows * self.rows.shape[1] > LONGEST:
             return None

@@ -61,7 +61,7 @@ class Carrying:
         acting = [rule for rule in engine.setup.rules if rule.acts(max(0, step - 1))]
         same = all(rule.what == "grad" and rule.stage.same_on_all_ranks for rule in acting)  # weights on all ranks
         self.holders = [r for r, each in known.items() if not same or (each[0], each[2]) == (step, known[one][2])]
-        # A rank that does not keep its state receives the state of a rank that does, and loads it once it is complete.
+        # A rank that does not keep its state receives another rank's state, and loads this state once it is complete.
         needy = [rank for rank in range(comm.size) if rank not in self.holders]
         source = {rank: self.holders[i % len(self.holders)] for i, rank in enumerate(needy)}
         state = packed(engine, kept) if comm.rank in source.values() else torch.empty(0, dtype=torch.uint8)

@@ -189,7 +189,7 @@ class Membership(Rounds):
                 refused += 1
                 for engine in self._engines:
                     engine.make_setup(engine.make)  # raises if this group cannot work, such as pairs of an odd number
-                # If a new rank has another setup, the new rank raises this error and ends; the others meet again.
+                # If a new rank has another setup, the new rank raises this error and ends; the other ranks meet again.
                 if refused == FRUITLESS or self.round is None or self.round.rank not in self.round.survivors():
                     raise
                 self._keep(differs)

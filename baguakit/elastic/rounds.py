@@ -292,8 +292,8 @@ class Rounds:
         """Send signs of life, watch the next rank, and read in the store whether the round ends. Runs on a thread.
 
         Rank 0 asks for a pause when processes wait to join. If the store does not answer, the round ends on this rank,
-        because the other ranks may have continued without it. The next rank is watched because gloo notices a lost
-        rank only on open connections; a lazy group that has not connected yet would wait until its timeout.
+        because the other ranks may have continued without this rank. The next rank is watched because gloo notices a
+        lost rank only on open connections; a lazy group that has not connected yet would wait until its timeout.
         """
         store, settings, all_rounds = round.store, self.settings, self._store
         after, counts, knocks = round.members[(round.rank + 1) % round.size], Counts(), Knocks()

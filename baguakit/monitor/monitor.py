@@ -258,7 +258,7 @@ def _again(error: PeerError) -> PeerError:
 
 
 def _from_network(error: BaseException) -> RuntimeError | None:
-    """Return the deepest RuntimeError among the causes of `error`, or None. Process groups and stores raise it."""
+    """Return the deepest RuntimeError among the causes of `error`, or None. Groups and stores raise RuntimeErrors."""
     chain = [error]
     while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and cause not in chain:
         chain.append(cause)

@@ -28,7 +28,7 @@ HURRY = 1 / 64  # of a heartbeat: the first pause of a rank that is late, or who
 
 
 class Watch:
-    """Two threads that watch the flights of a `Monitor`, and call its `fail`."""
+    """Two threads that watch the flights of a `Monitor`, and call the monitor's `fail`."""
 
     def __init__(self, monitor: Any) -> None:
         self.monitor, self.beat = monitor, monitor.beat

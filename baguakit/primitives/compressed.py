@@ -299,7 +299,7 @@ def sparse_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor
 
 
 def sparse_mean_with_check_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor | None) -> Tensor | None:
-    """Average the flat `x` as `sparse_mean_`. For `TopK` on a GPU, return a bool tensor: is `x` finite? Else None."""
+    """Average the flat `x` as `sparse_mean_` does. Return None or, for `TopK` on a GPU, whether the mean is finite."""
     others = comm.size - 1
     sent, plain = others * compressor._unchecked_row_bytes(x.numel()), 2 * others * x.nbytes // comm.size
     comm.note(compressor, compressor, longer(sent, plain) if sent >= plain > 0 else "")

@@ -150,7 +150,7 @@ def gathered(
 
 
 def _around(comm: Comm, incoming: Sequence[Tensor], own: Iterator[Tensor], tag: int) -> Iterator[tuple[int, int]]:
-    """Gather rows around a ring; yield (rank, i) when piece i of the row of a rank has arrived."""
+    """Gather rows around a ring; yield (q, i) when piece i of rank q's row has arrived."""
     n, rank, pieces = comm.size, comm.rank, len(incoming)
     before, after = (rank - 1) % n, (rank + 1) % n
     rows = [(i, (rank - s) % n) for s in range(1, n) for i in range(pieces)]  # as they come

@@ -244,7 +244,7 @@ def own_comm(
 
     If a rank does not come, the first message of a group waits beyond all timeouts. So the groups are made on a thread
     that is not joined. Over gloo they get a store that stops waiting when the monitor names that rank. NCCL gets the
-    usual store, because its own threads wait in it, and Python would slow them down. All ranks pass the same `name`.
+    usual store: NCCL's threads wait in the store, and Python would slow them down. All ranks pass the same `name`.
     """
     if comm.size == 1:
         return comm
