@@ -8,7 +8,7 @@ the stage's *own*: it is loaded into the same buckets on the same ranks only, an
 Flights in the air are saved as their results, under the names of the parameters:
 
 flight.result, flight.before    the result of a flight of weights, and the weights that were launched
-flight.k.result, flight.k.used  the gradients, without the loss scale, that land after k more backward passes, and
+flight.k.result, flight.k.used  the gradients, without the loss scale, that land after k + 1 more backward passes, and
                                 whether any rank had a gradient of the parameter
 """
 
@@ -34,8 +34,8 @@ def save_runner(runner: RuleRunner, names: Names, flights: bool = True, same_ran
     """Wait for the flights of a rule, and return copies of its state and of the flights' results.
 
     Flights of a free-running rule are left out. If `flights` is False, all flights are left out: the state is a copy
-    from before the flights, from the runner's journal. If `same_ranks` is False, leave out state that a new number of
-    ranks makes anew.
+    from before the flights, from the runner's journal. If `same_ranks` is False, leave out the state that is made anew
+    for another number of ranks.
     """
     flights = flights and runner.rule.window != "free_running"
     if flights:
@@ -148,7 +148,7 @@ def load_bucket(runner: RuleRunner, i: int, names: Names, saved: Mapping[str, An
 
 
 def load_delayed(runner: GradientRunner, names: Names, parameters: Mapping[str, Any], same_ranks: bool) -> None:
-    """Load the delayed gradients. Load zeros if none were saved, or if ranks changed and their results differed."""
+    """Load the delayed gradients. Load zeros if none were saved, or if ranks changed and results differ by rank."""
     known = parameters if same_ranks or runner.rule.stage.same_on_all_ranks else {}
     for k, delayed in enumerate(runner.ring):
         for bucket in delayed.buckets:
@@ -192,7 +192,7 @@ def whole_of(saved: Mapping[str, Any], names: Names) -> set[str]:
 
 
 def make_missing(state: State, saved: Mapping[str, Any], bucket: Bucket, names: Names) -> None:
-    """Add zeros to `state` for saved tensors that it lacks, as an outer optimizer makes its state in its first step."""
+    """Add zeros to `state` for saved tensors that it lacks. An outer optimizer makes its state in the first step."""
     whole = whole_of(saved, names)
     for path, part in (item for p in bucket.params for item in saved["parameters"].get(names[p], {}).items()):
         if path.startswith("flight."):

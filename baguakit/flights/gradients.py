@@ -34,16 +34,16 @@ FAILED = 2  # each flag of a rank whose backward has failed; other flags are 0 o
 
 @dataclass(eq=False)
 class Flags:
-    """A byte for each parameter of a rule. The bytes are sent with the last bucket of a backward pass."""
+    """Flags that tell which gradients a rank has, a byte per parameter. They are sent with a backward's last bucket."""
 
     mine: list[int]  # 1 if this rank has a gradient, else 0; `FAILED` if its backward has failed
     rows: Tensor | None = None  # (1, parameters) of the maximum over ranks, or (ranks, parameters)
 
     def beside(self, ones: Tensor, dtype: torch.dtype) -> list[Pair]:
-        """Return pairs (to, from) that set the bytes on the device, to be copied in one launch with the gradients.
+        """Return pairs (to, from) of tensors. Copying each `from` to its `to` sets the flags on the device.
 
-        `ones` is a tensor on the device with at least as many bytes. It is copied if this rank has all gradients, which
-        is the usual case. Otherwise no pairs are returned, and the bytes are uploaded when they are sent.
+        `ones` holds at least as many ones as there are flags. It is copied if this rank has all gradients, which is the
+        usual case. Otherwise no pairs are returned, and `begin` uploads the flags.
         """
         if self.mine.count(1) < len(self.mine):
             return []
@@ -72,7 +72,7 @@ class Flags:
         return rider.aboard(comm), arrive
 
     def of_all(self) -> list[bool]:
-        """Return a bool for each parameter: whether any rank has its gradient. Call this after the flight's arrival."""
+        """Return a bool for each parameter: whether any rank has its gradient. Call it when all buckets have landed."""
         if self.rows is None or all(self.mine):  # only a rank that misses one asks the device whether another has it
             return list(map(bool, self.mine))
         return list(map(bool, self.rows.amax(0).tolist()))
@@ -103,9 +103,9 @@ class GradientRunner(RuleRunner):
         super().__post_init__()
         self.ids = list(map(id, self.params()))
         self.flags = Flags([1] * len(self.ids))  # of the backward whose buckets are at hand
-        # By id of a list of buckets: views of the first value of each gradient, in one list for each dtype.
+        # Maps the id of a list of buckets to views of the first value of each gradient, in one list for each dtype.
         self._heads: dict[int, list[list[Tensor]]] = {}
-        # On the device: the flags of a rank that has all gradients, padded to a multiple of 8 bytes.
+        # The flags of a rank that has all gradients. They are on the device, padded to a multiple of 8 bytes.
         self.ones = torch.ones(-(-len(self.ids) // 8) * 8, dtype=torch.uint8, device=self.buckets[0].flat.device)
         self.ring = deque[Pass]()  # what lands in the next backward passes, in order; zeros before the first
         for _ in range(self.rule.delay):
@@ -117,7 +117,7 @@ class GradientRunner(RuleRunner):
     ) -> None:
         """Launch bucket `i` with the gradients of this rank; a missing gradient counts as zero.
 
-        `touched` holds the parameters whose gradients this rank averages. With `whole`, it holds all of the bucket's.
+        `touched` holds the parameters whose gradients this rank averages. `whole` tells that the bucket has no others.
         """
         if i == 0:
             self.untouched, self.mine = [], []

@@ -1,4 +1,4 @@
-"""The runner of a rule in the hook of another trainer. The hook passes buckets one by one, and may change them."""
+"""The runner of a rule in a hook of DDP or FSDP2. The hook passes buckets one by one, and may change the buckets."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -20,14 +20,14 @@ class HookRunner(RuleRunner):
     """A runner of a rule on the buckets of a hook. When buckets change, each parameter keeps its part of the state."""
 
     names: dict[Tensor, str] = field(default_factory=dict)  # of parameters, or of tensors that stand for them
-    # {number of a bucket in the hook: number in this runner}. The runner counts buckets as the hook first passes them.
+    # {bucket number in the hook: bucket number in this runner}. The runner numbers buckets in order of first launch.
     places: dict[int, int] = field(default_factory=dict)
     memory: Mapping[str, Any] | None = None  # from `save_runner`, for buckets that have not come since
     same_ranks: bool = True  # `memory` is from as many ranks
     remembers_any: bool = False  # its flights depend on the flights before them
 
     def fit(self, called: int, flat: Tensor, params: Sequence[Tensor]) -> int:
-        """Use `flat` as the hook's bucket number `called`, with `params` in order. Return its number in this runner."""
+        """Use `flat`, which holds `params` in order, as the hook's bucket `called`. Return its number in the runner."""
         i = self.places.get(called, len(self.buckets))
         if i < len(self.buckets):
             if [*map(id, self.buckets[i].params)] == [*map(id, params)]:
@@ -110,7 +110,7 @@ class HookRunner(RuleRunner):
         self.launch(i, step, fly)
 
     def arrive_all(self) -> bool:
-        """Wait for every flight in the air, and end the round. Return False: this runner sees no failed backward."""
+        """Wait for every flight in the air, and end the round. Return False: no failed backward is detected."""
         self.drop()
         self.round += 1
         if len(self.params()) == len(self.names):  # all have come

@@ -47,7 +47,7 @@ class Clock:
     joined: str = ""  # the current call of `join()`; "" outside
 
     def announce(self, what: Turn) -> None:
-        """Announce the next collective before it begins. Outside `join()` this does nothing."""
+        """In `join()`, announce the next collective to ranks that have run out of batches. Otherwise do nothing."""
         if self.tell is not None:
             self.tell(what)
 
@@ -137,7 +137,7 @@ class Decisions:
 
             for runner, each in flags.items():
                 stage = runner.rule.stage
-                # A rank whose backward failed sends NaN: an average of all ranks is NaN. For other stages, read flags.
+                # A rank whose backward failed sends NaN, so an average of all ranks is NaN. Other stages need flags.
                 if each.rows is not None and not (stage.averages and stage.same_on_all_ranks):
                     joint.note(each.rows[:, 0] != FAILED)
             joint.settle(on_all_ranks if agree else None, of_used)
@@ -286,7 +286,7 @@ class Attached:
 
     @property
     def step(self) -> int:
-        """Return the number of optimizer steps; in the hooks of DDP or FSDP2, of averaged backward passes."""
+        """Return the number of optimizer steps, or of averaged backward passes in the hooks of DDP or FSDP2."""
         return self._life.clock.step
 
     def state_dict(self) -> dict[str, Any]:
@@ -311,8 +311,8 @@ class Attached:
         change the tensors until the next backward has ended.
 
         Args:
-            state: from `state_dict`, perhaps of an earlier version, or of the model with or without DDP, FSDP,
-                `torch.compile` or activation checkpointing.
+            state: a result of `state_dict`, perhaps of an earlier version. DDP, FSDP, `torch.compile` or activation
+                checkpointing may have wrapped the model then, or may wrap it now.
             strict: False: load a state with errors of tensors, parameters or ranks, and log the errors ("baguakit").
 
         Raises:

@@ -5,8 +5,8 @@
 Q(x) is x compressed and decompressed. The sums are over all x, such as gradients or differences of weights, that this
 rank compressed in the latest flight of each bucket.
 
-The measuring copy of a stage has a compressor that records the norms of its inputs and errors. A stage without a
-compressor (`LowRankMean`) reports its error itself. Results and bytes sent stay the same. Flights never wait.
+`measured` copies a stage: the compressor of the copy records the norms of inputs and errors. A stage that loses values
+without a compressor (`LowRankMean`) is wrapped. Results and sent bytes stay the same. Measuring makes no flight wait.
 """
 
 import copy
@@ -54,7 +54,7 @@ def _measured(compressor: Compressor, tally: Tally) -> Compressor:
         return packed
 
     other = copy.copy(compressor)
-    # `reduce` compresses again. This error is not measured, because the values are not those of this rank.
+    # `reduce` compresses again. The error of this compression is not measured, as its values are of all ranks.
     kept = {"_unchecked_compress": compress, "_unchecked_reduce": compressor._unchecked_reduce}
     vars(other).update(compress=compress, **kept)
     return other

@@ -1,8 +1,8 @@
 """The runner of one rule: it launches the flights of its buckets, and waits for them.
 
 At every launch, padding is zero in the bucket (loading zeroes it) and in every elementwise tensor of the state. A
-coarse compressor may turn zeros in a block into other values. These values would stay in residuals and replicas, change
-the scales of the next flight, and be missing from a checkpoint.
+coarse compressor may turn zeros in a block into other values. If these values were not zeroed, they would stay in
+residuals and replicas, change the scales of the next flight, and be missing from a checkpoint.
 """
 
 import time
@@ -120,10 +120,10 @@ class RuleRunner:
         before: Tensor | None = None,
         beside: list[Pair] | None = None,
     ) -> BucketFlight:
-        """Launch bucket `i`: on the lane, call `work(stage, flat, comm)`, which may have phases; by default, the stage.
+        """Launch bucket `i`: on the lane, call `work(stage, flat, comm)`, or the stage if there is no `work`.
 
-        `stage` is the stage of this round. Once `compression_error` has been called, it also measures its error. If
-        `beside` is given, pairs of tensors that zero padding are added to it, and `work` must copy them first.
+        `stage` is the stage of this round. Once `compression_error` has been called, the stage also measures its error.
+        If `beside` is given, pairs (padding, zeros) are added to this list, and `work` copies them to zero the padding.
         """
         state, bucket, channel, ledger = self.states[i], self.buckets[i], self.channel, self.ledgers[i]
         formats, tally, kept = list[SentFormat](), Tally(), list[State]()
@@ -192,7 +192,7 @@ class RuleRunner:
                 self.tallies[i] = flight.tally
 
     def commit(self) -> None:
-        """Drop landed flights from the journal, because a step has ended: their changes are kept."""
+        """Drop landed flights from the journal at the end of a step. Their changes to the states are final."""
         flying = self.flights()
         self.journal = [flight for flight in self.journal or () if flight in flying]
 
@@ -228,7 +228,7 @@ def outline(stage: Stage) -> str:
 def clear_padding_(stage: Stage, state: State, bucket: Bucket, comm: Comm, beside: bool = False) -> list[Pair]:
     """Zero the padding of every elementwise tensor in the state of a bucket, on the lane.
 
-    With `beside`, return pairs (padding, zeros) for the bucket's dtype, which the launch that loads the bucket copies.
+    With `beside`, return pairs (padding, zeros) for tensors of the bucket's dtype: loading the bucket copies the zeros.
     """
     length, zeros = bucket.flat.numel(), bucket.zeros if beside else None
     pairs, others = list[Pair](), list[Tensor]()
@@ -268,8 +268,8 @@ def buckets_of(params_of_buckets: Sequence[Sequence[Tensor]], rule: Rule, comm: 
 def padded_multiple(multiple: int, params: Sequence[Tensor]) -> int:
     """Return `multiple` times a power of two, so that shards of a large bucket are whole blocks of a compressor.
 
-    The power is at most 128: the largest for which the result is below 1 % of the bucket, or else 1. Before, `multiple`
-    is halved (set to 64 if odd) while it exceeds both `PADDED` and an eighth of the bucket. 1 is returned unchanged.
+    First, `multiple` is halved (set to 64 if odd) while it exceeds both `PADDED` and an eighth of the bucket. The power
+    is the largest, up to 128, that keeps the result below 1 % of the bucket, or else 1. Return 1 if `multiple` is 1.
     """
     values, times = sum(local(p).numel() for p in params), 1
     most = max(PADDED, values // 8)

@@ -1,8 +1,8 @@
 """The seal of a saved state: loading uses it to find out which rank saved the state and whether it is undamaged.
 
-    state["saved"]    "rank": in the group; "world": the rank in the world and the size of the world; "run": an id that
-                      all ranks of an attachment share; "frozen": the names of parameters without a rule; "sums": the
-                      place and the checksum of every tensor
+    state["saved"]    "rank": the rank in the group; "world": the rank in the world, and the world size; "run": an id
+                      that all ranks of an attachment share; "frozen": the names of parameters without a rule; "sums":
+                      the place and the checksum of every tensor
 
 The number of ranks and the rules are in the state itself. Earlier versions saved no seal.
 """
@@ -45,8 +45,8 @@ def sealed(state: dict[str, Any], runtime: Runtime[Any]) -> dict[str, Any]:
 def opened(state: Any, runtime: Runtime[Any], runners: Sequence[RuleRunner], strict: bool) -> dict[str, Any]:
     """Check a loaded state, and return it with the parameter names of this process. Waits for no rank.
 
-    Raise a TypeError or ValueError if `state` is no state, or belongs to other rules. With `strict`, also raise a
-    ValueError if it is damaged, is of another rank or run, or lacks a parameter. Otherwise log all but another run.
+    Raise a TypeError or ValueError if `state` is no state, or belongs to other rules. Other faults are damage, another
+    rank, and a missing parameter. With `strict`, raise a ValueError for these, and for another run; else log them.
     """
     check_state(state)
     truth("strict", strict)
@@ -117,7 +117,7 @@ def _dicts_of(rule: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def tensors_in(state: Mapping[str, Any]) -> Iterator[tuple[str, str, Tensor]]:
-    """Yield (place, key, tensor) for every tensor of a state. `place` is code for the tensor; `key` is its last key."""
+    """Yield (place, key, tensor) for every tensor of a state. `place` is the expression state[…][key] as text."""
     for i, rule in state["rules"].items():
         for at, held in _dicts_of(rule):
             yield from ((f'state["rules"]["{i}"][{at}]["{path}"]', path, x) for path, x in held.items())
@@ -126,7 +126,7 @@ def tensors_in(state: Mapping[str, Any]) -> Iterator[tuple[str, str, Tensor]]:
 def differs_between_ranks(rules: Sequence[Rule], state: Mapping[str, Any]) -> bool:
     """Return whether a state holds tensors that may differ between ranks.
 
-    Gradients in the air do not differ if they land equally on all ranks.
+    Gradients in the air do not differ if the stage gives all ranks the same result.
     """
     for i, rule in enumerate(rules):
         saved = state["rules"][str(i)]

@@ -13,7 +13,7 @@ A program may also call collectives in each step, for example in SyncBatchNorm. 
 same step: NCCL kernels that are launched in different orders wait for each other for ever. So an agreement is three
 all-reduces of a few numbers, one after another on a thread:
 
-    Σ weights         it ends when all ranks have joined
+    Σ weights         this all-reduce ends when all ranks have joined
     max c             c: the rank's step when it has Σ weights
     max d, min d      d: the rank's step when it has max c
 
@@ -164,7 +164,7 @@ class FreeRunner:
             self.agreement = self.host.begin(label, lambda comm: self.agree(weight, comm))
 
     def agree(self, weight: int, comm: Comm) -> Agreed:
-        """Return the flight that this rank and the others agree on. It is called on the lane's thread."""
+        """Return what all ranks agree on: the sum of weights, and the step of the launch. Runs on the lane's thread."""
         training = int(comm.all_reduce(torch.tensor([float(weight)])))
         c = self.step
         latest = float(comm.all_reduce(torch.tensor([c if c < inf else -inf], dtype=torch.float64), ReduceOp.MAX))

@@ -19,7 +19,7 @@ A moment is seconds of `time.perf_counter` or, on CUDA, an event in a stream. On
 
 A CPU lane keeps the memory of a flight's temporary tensors for the next flight. CPU allocators return large blocks to
 the system, and allocating them again costs a page fault for every 4 KiB: filling 16 MiB took 3.6 ms the first time and
-0.7 ms again (one thread of a virtual machine). CUDA's allocator keeps its blocks.
+0.7 ms the second time (one thread of a virtual machine). CUDA's allocator keeps its blocks.
 """
 
 import contextlib
@@ -102,7 +102,7 @@ class Flight:
         raise NotImplementedError
 
     def fail(self, error: BaseException) -> None:
-        """End the flight with `error`, unless it is done."""
+        """End the flight with `error`: from now on, `result` raises it. A CPU flight that is done does not change."""
         self._error = error
 
     def over(self) -> bool:
@@ -142,7 +142,7 @@ class Lane:
         return False
 
     def idle(self) -> bool:
-        """Return False while a device has work that the host does not wait for."""
+        """Return False while a GPU still works for this lane; always True for a CPU lane."""
         return True
 
     def close(self, wait: bool = True) -> None:
@@ -156,8 +156,8 @@ def in_profile(what: str, name: str) -> contextlib.AbstractContextManager[Any]:
     """Return a context that records a range in the active profiler: a launch, work on a lane, or a wait for it.
 
     Without a profiler or a name there is no range, since a range costs microseconds. On CPU the work is on another
-    thread: `torch.profiler` records it if it profiles all threads. A range begins and ends in one call on one thread. A
-    flight may outlive the profiler, and a longer range would then write to freed memory.
+    thread: `torch.profiler` records it if it profiles all threads. A range begins and ends in one call on one thread,
+    because a flight may outlive the profiler, and a longer range would then write to freed memory.
     """
     if not (name and profiler._is_profiler_enabled):
         return NO_RANGE
@@ -165,7 +165,7 @@ def in_profile(what: str, name: str) -> contextlib.AbstractContextManager[Any]:
 
 
 New = Callable[[Tensor], Tensor]
-"""Makes a contiguous, uninitialised tensor with the shape, dtype and device of another tensor."""
+"""A function that returns an uninitialised, contiguous tensor with the shape, dtype and device of its argument."""
 
 
 class _Memory(threading.local):

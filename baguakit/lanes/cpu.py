@@ -68,10 +68,10 @@ _threads: "weakref.WeakKeyDictionary[threading.Thread, queue.SimpleQueue[Any]]" 
 
 @atexit.register
 def end_threads() -> None:
-    """End the threads of all lanes at exit, because a thread that returns from torch later aborts the process.
+    """End the threads of all lanes at exit, because a thread that runs on after the exit may abort the process.
 
-    A thread that waits in torch for a peer may not end in time. Python before 3.14 ends such a thread when it returns,
-    which C++ treats as an error, and aborts. So C++'s handler of this error is replaced by `pause`.
+    A thread that waits in torch for a peer may not end in time. When its call of torch returns, Python before 3.14 ends
+    the thread. C++ treats this as an error and aborts. So, on Linux, C++'s handler of this error becomes `pause`.
     """
     until, threads = time.monotonic() + TIME_TO_END, list(_threads.items())
     for _, work in threads:

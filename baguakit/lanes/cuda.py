@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .base import Flight, Lane, Phases, in_profile, moment
 
-# The priority of the streams of lanes: 0, or −1, which is higher. FSDP2's streams have −1, so that they do not queue
+# The priority of lanes' streams. The other priority, −1, is higher: FSDP2 uses it, so that its streams do not queue
 # behind backward. When ranks shared one H200, steps took equally long with both priorities: see bench/README.md.
 PRIORITY = 0
 

@@ -57,7 +57,7 @@ class Span:
         return self.rule is not None and not self.flies
 
 
-# Colours of Okabe and Ito (2008), which the colour-blind can tell apart. In grey print, the hatches tell rules apart.
+# The colour-blind can tell these colours apart (Okabe and Ito, 2008). In grey print, the hatches tell rules apart.
 RULES = (("#0072B2", ""), ("#E69F00", "////"), ("#009E73", "...."), ("#CC79A7", "\\\\\\\\"), ("#56B4E9", "xxxx"))
 WAITING, IDLE, COMPUTING, STEPPING = "#D55E00", ("#ececec", "#dadada"), "#b0b0b0", "#303030"
 TOP, TALL = 0.1, 0.8  # of a bar in its row

@@ -40,7 +40,7 @@ class Row:
     def ways(self) -> dict[SentFormat, int]:
         """Return {format: number of landed flights that used it}. Formats of the latest flight come first.
 
-        The dict is empty for a stage that was asked to send only the dtype of the bucket.
+        The dict is empty if the stage was asked for no format, and so sends values in the dtype of the bucket.
         """
         flights: Counter[SentFormat] = Counter()
         for formats, count in self._kinds:
@@ -54,7 +54,7 @@ class Row:
 
     @property
     def asked(self) -> str:
-        """Return the format that the latest flight was asked to use, such as "MinMaxUInt8()"; "" if none."""
+        """Return the format that the latest flight was asked for, such as "MinMaxUInt8()"; "" if there is none."""
         return " + ".join(dict.fromkeys(way.asked for way in self.latest))
 
     @property
@@ -86,7 +86,7 @@ class Row:
 
     @property
     def exposed(self) -> float:
-        """Return the seconds for which training waited for a flight: the mean over the flights of `seconds`."""
+        """Return the seconds for which training waited for a flight: the mean over the same flights as `seconds`."""
         return sum(wait for _, wait in self._times) / max(1, len(self._times))
 
 
@@ -104,8 +104,8 @@ def table(rows: Sequence[Row], parts: Sequence[str]) -> list[str]:
     """Return the lines of a table: each rule as text, and below it a line for each bucket, with amounts per flight.
 
     A rule with several buckets also has a line with the sums over the buckets. If rules ask for formats, a column shows
-    the formats that the latest flights used, and lines below the buckets give the reasons for other formats. Each of
-    `parts` of the network has a column of bytes.
+    the formats that the latest flights used, and the lines of `reasons` are below the buckets. Each of `parts` of the
+    network has a column of bytes.
     """
     formats = any(row.flew for row in rows)
     head = ("", "values", "dtype", "flights", *["flew as"] * formats, "sent each", *parts, "on the lane", "exposed")
@@ -137,7 +137,7 @@ def table(rows: Sequence[Row], parts: Sequence[str]) -> list[str]:
 
 
 def reasons(rows: Sequence[Row]) -> list[str]:
-    """Return a line for each format that saved fewer bytes than requested, and each format of a bucket with several.
+    """Return a line for each format that was not the requested one, or that only some flights of a bucket used.
 
     The line names the buckets, and the number of flights unless all flights used the format.
     """
@@ -162,7 +162,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Return a number of bytes as text with three or four digits."""
+    """Return a number of bytes as text, with a unit and at most four digits."""
     for unit in ("B", "kB", "MB"):
         if nbytes < 1000:
             return f"{nbytes:.4g} {unit}"
@@ -276,7 +276,7 @@ def make_report(life: Life[Any]) -> Report:
 
 
 def launched_after(runners: Sequence[RuleRunner], log: Logbook) -> float | None:
-    """Return `Report.launched_after`. Time counts from the beginning of the step, as no hook sees backward begin."""
+    """Return `Report.launched_after`. Forward counts from the step's beginning, since no hook sees forward begin."""
     on_gradients = [each for each in runners if each.rule.what == "grad" and not each.rule.delay]
     first: dict[int | None, Any] = {}  # moments, by step
     ledgers = [ledger for runner in on_gradients for ledger in runner.ledgers[:1]]

@@ -2,7 +2,7 @@
 
 Each rank records its latest steps with its own clock. The clocks of two ranks are compared by collectives that no rank
 leaves before all have entered. If rank 0 enters and leaves at a and b on its clock, and rank r at c and d on its own
-clock, then the lead θ of r's clock lies in
+clock, then the lead θ of rank r's clock over rank 0's clock lies in
 
     c − b  ≤  θ  ≤  d − a
 
@@ -68,13 +68,13 @@ class Timeline:
         return {s.step: s for s in self.spans if s.rank == 0 and s.name == STEP and s.step is not None}
 
     def window(self, steps: slice | None = None) -> tuple[float, float]:
-        """Return (begin, end): when rank 0 began the first of some steps, and when it ended the last one.
+        """Return (begin, end): when rank 0 began the first of the `steps`, and when it ended the last of the `steps`.
 
         Args:
             steps: a slice of the numbers of steps; negative numbers count from the end; None: all.
 
         Raises:
-            ValueError, TypeError: there is no such step, or no step at all; `steps` is not a slice.
+            ValueError, TypeError: no step of `steps` was recorded; `steps` is not a slice, or is a slice with a stride.
         """
         if not (known := self._steps):
             raise ValueError(

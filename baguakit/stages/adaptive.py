@@ -50,8 +50,8 @@ class Adaptive(Average):
     error: Annotated[float, Range(above=0, below=1)]
     bits: tuple[int, ...] = (2, 3, 4, 5, 6, 8)
     lossy: ClassVar[bool] = True
-    # The state may change after a result that is not finite, as a rank whose values are not finite, or all zero (as
-    # gradients may be in the first step), then sends the current choice again.
+    # `keeps` is True, although the state may change after a result that is not finite. A rank whose values are not
+    # finite, or are all zero (as gradients may be in the first step), sends the current choice again.
 
     def __post_init__(self) -> None:
         check_fields(self)

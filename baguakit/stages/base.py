@@ -133,7 +133,7 @@ class Stage(Doors):
         return expression(self)
 
     def _call_with_check(self, x: Tensor, state: State, comm: Comm, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the result, and whether all of it is finite. Override this if kernels that run anyway can test it."""
+        """Return the result, and whether it is all finite. Override this if the stage's own kernels can test this."""
         y = self(x, state, comm, residual=residual)  # type: ignore[call-arg]
         return y, finite(y)
 

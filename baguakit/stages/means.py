@@ -34,7 +34,7 @@ class Average(Stage):
 
 @dataclass(frozen=True, repr=False)
 class Mean(Average):
-    """The exact mean over all ranks:  x ← (1/n) Σ_r x_r."""
+    """The exact mean over all n ranks r:  x ← (1/n) Σ_r x_r."""
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         return mean_(x, comm)
@@ -49,7 +49,7 @@ class Mean(Average):
 
 @dataclass(frozen=True, repr=False)
 class CompressedMean(Average):
-    """The compressed mean over all ranks of compressed values:  x ← Q((1/n) Σ_r Q(x_r)).
+    """The compressed mean, over all n ranks r, of compressed values:  x ← Q((1/n) Σ_r Q(x_r)).
 
     Q(x) is x compressed and decompressed by `compressor`. In small buckets, the mean is not compressed again.
     """
@@ -92,7 +92,7 @@ class CompressedMean(Average):
 
 @dataclass(frozen=True, repr=False)
 class SparseMean(Declared, Average):
-    """The mean over all ranks of the entries that a sparse compressor keeps:  x ← (1/n) Σ_r keep(x_r)."""
+    """The mean, over all n ranks r, of the entries that a sparse compressor keeps:  x ← (1/n) Σ_r keep(x_r)."""
 
     compressor: Compressor
     lossy: ClassVar[bool] = True
@@ -245,7 +245,7 @@ class Hierarchical(Around):
         return x.copy_(intra.all_gather(mean)[: x.numel()])
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of scattering and gathering shards in a node, and that of `inner` on a second lane."""
+        """Return the cost of scattering and gathering shards in a node, plus the cost of `inner` on a second lane."""
         inside, between = replace(place, part="intra"), replace(place, part="inter")
         L = inside.ranks
         shard = Load(-(-load.values // L), load.value_bytes)
