@@ -5,10 +5,10 @@
     baguakit net build              # the NCCL plugin; `net measure` measures a link
 
     torchrun --standalone --nproc_per_node=4 -m baguakit probe                    # the network between the ranks
-    torchrun --standalone --nproc_per_node=4 -m baguakit plan train:make_model    # the step of each algorithm
+    torchrun --standalone --nproc_per_node=4 -m baguakit plan train:make_model    # the step time of each algorithm
 
 Files: `tuning` has `probe` and `plan`, `pacing` slows sockets down, `ranks` starts ranks or joins the ranks of
-torchrun, `screen` prints tables. `import baguakit` does not import them.
+torchrun, and `screen` prints tables. `import baguakit` does not import them.
 """
 
 import argparse

@@ -78,7 +78,7 @@ class Pacer(AbstractContextManager["Pacer"]):
     """A context manager that limits the bytes per second that this process sends over TCP. Linux only.
 
     A thread sets the limits. It stores descriptors and no duplicates, because a duplicate would keep a connection open
-    after its owner has closed it. If a descriptor is closed and soon used again, its new socket may get a limit.
+    after its owner has closed it. If a descriptor is closed and soon reused, the new socket may get a limit.
     """
 
     def __init__(self, bytes_per_second: float) -> None:

@@ -44,8 +44,8 @@ def leads() -> bool:
 def joined() -> Iterator[Comm]:
     """Yield the `Comm` of the ranks of torchrun for a `with` block: over NCCL if each rank has a GPU, else gloo.
 
-    The `Comm` has a mesh if there are several nodes of several ranks. Ctrl-C kills the process at once, because Python
-    runs no signal handlers while torch waits.
+    The `Comm` has a mesh if there are several nodes with several ranks each. Ctrl-C kills the process at once, because
+    Python runs no signal handlers while torch waits.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))

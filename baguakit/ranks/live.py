@@ -63,7 +63,7 @@ class Ranks:
 
     Raises:
         TypeError, ValueError: an argument has a wrong type or value, or `cuda` is True and there is no GPU.
-        OSError: the system cannot fork processes. `run` raises it if ranks need more open files than the limit.
+        OSError: the system cannot fork processes. `run` raises an OSError if ranks need more open files than the limit.
     """
 
     def __init__(self, size: int, *, threads: int = 1, cuda: bool = False, timeout: float | None = None) -> None:
@@ -96,7 +96,7 @@ class Ranks:
             keep: call `function(kept, *args)`. `kept` is a dict on each rank that lasts as long as the rank's process.
             limit: the seconds after which the call fails and each rank that still runs prints its stack; None for no
                 limit. The time begins when the ranks have started, and includes the transfer of the results.
-            lost: ranks that are expected to die in this call. It does not wait for them, and returns None for them.
+            lost: ranks that are expected to die in this call. `run` does not wait for them, and returns None for them.
 
         Returns:
             The results of the function, by rank.
@@ -221,14 +221,14 @@ class Ranks:
         return failures
 
     def _show_stacks(self, ranks: Collection[int]) -> None:
-        """Make `ranks` print their stacks to stderr, and give them a moment to do it."""
+        """Make `ranks` print their stacks to stderr, and wait a moment for this output."""
         if self._launcher.usable:  # while it runs, ids of ended ranks are not reused
             for rank in ranks:
                 os.kill(self._processes[rank].pid, signal.SIGUSR1)
             time.sleep(STACK_SECONDS if ranks else 0)
 
     def _finish(self) -> None:
-        """Print all output that the ranks have written so far, also unfinished lines."""
+        """Print all output that the ranks have written so far, including unfinished lines."""
         for process in self._processes:
             for stream in process.streams:
                 stream.read(last=True)

@@ -60,7 +60,7 @@ def run(control: int, out: int, err: int, listening: int | None = None) -> None:
     """Run a rank until the caller's process ends; never return.
 
     All arguments are file descriptors. `control` is the socket on which the caller sends the arguments of `join` and
-    then of `perform`. `out` and `err` become stdout and stderr. Rank 0 gets the `listening` socket of the store.
+    then of `perform`. `out` and `err` become stdout and stderr. On rank 0, `listening` is the socket of the store.
     """
     global _control, _call
     for file, name, standard in ((out, "stdout", 1), (err, "stderr", 2)):
@@ -256,7 +256,7 @@ _launcher: Launcher | None = None
 
 
 def launcher() -> Launcher:
-    """Return the launcher of this process; start one if none runs. Requests wait until the launcher is ready."""
+    """Return the handle of this process's launcher; start a launcher if none runs. Requests wait until it is ready."""
     global _launcher
     if _launcher is None or not _launcher.usable:
         if _launcher is not None:

@@ -4,8 +4,8 @@ In one round every rank i replaces its tensor x_i by a weighted sum of x_i and t
 
     x_i ← Σ_j W_ij x_j        W = topology.matrix(size, round),   row i = topology.weights(i, size, round)
 
-A topology gives the matrix W for every group size n and every round t. It needs no process group, so it can be tested
-and plotted in one process.
+A topology gives the matrix W for every group size n and every round t (in the table, t is modulo the period). It needs
+no process group, so it can be tested and plotted in one process.
 
 | topology              | rank i hears                    | period   | symmetric    | exact mean after                |
 |-----------------------|---------------------------------|----------|--------------|---------------------------------|

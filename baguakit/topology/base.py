@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # matplotlib is optional: only drawings need it
 
 MOST_RANKS = 1 << 20  # a larger group is a mistake in the call, and its matrices would take for ever
 # The error of a product of mixing matrices is the largest difference of an entry from 1/n. An error up to the first
-# number is rounding: the mean is exact. With an error between the two, the rounds only approach the mean.
+# number is rounding: the mean is exact. With an error between the two numbers, the rounds only approach the mean.
 _AT_THE_MEAN, _NEAR_THE_MEAN = 1e-13, 1e-8
 # Shades of one hue, from white to dark, are readable with any colour blindness, and in a grey print.
 SHADES, INK = "Blues", "#0b3c6f"
@@ -32,8 +32,8 @@ SMALL = 8  # up to this number of ranks weights are printed as fractions; above 
 class Topology(ABC):
     """The base class of topologies: a mixing matrix for every group size and every round.
 
-    A new topology is a frozen dataclass with `links`. It overrides `period` if its rounds differ, and `check` if some
-    group sizes are impossible. The other methods look at all ranks, which is slow. So declare `facts`, and
+    A new topology is a frozen dataclass and defines `links`. It overrides `period` if its rounds differ, and `check` if
+    some group sizes are impossible. The other methods look at all ranks, which is slow. So declare `facts`, and
     override methods that have a closed form.
 
     Attributes:
@@ -127,7 +127,7 @@ class Topology(ABC):
     def rounds_to_exactness(self, size: int) -> int | None:
         """Return the smallest m such that rounds 0 … m − 1 give every rank the exact mean: W_m−1 ⋯ W_1 W_0 = J.
 
-        J is 11ᵀ/n, for n ranks. Return None if no number of rounds gives the exact mean, and 0 for one rank.
+        W_t is the matrix of round t; J = 11ᵀ/n for n ranks. Return None if the mean is never exact, 0 for one rank.
         """
         if (size := self._ranks(size)) == 1:
             return 0
@@ -147,7 +147,7 @@ class Topology(ABC):
     def spectral_gap(self, size: int) -> float:
         """Return 1 − ρ, where a round multiplies the distance from the mean by at most ρ, on average over a period.
 
-            ρ = ‖W_τ−1 ⋯ W_1 W_0 − J‖₂ ^ (1/τ),     τ the period, J = 11ᵀ/n, n ranks
+            ρ = ‖W_τ−1 ⋯ W_1 W_0 − J‖₂ ^ (1/τ),     τ the period, W_t the matrix of round t, J = 11ᵀ/n, n ranks
 
         A gap of 1 means the exact mean within one period. A gap of 0 means that some distances never shrink.
 

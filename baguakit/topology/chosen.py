@@ -21,7 +21,7 @@ class Choice:
 
 
 class Chosen(Topology):
-    """Weights that each rank sets for itself, in the user's training loop:
+    """A topology whose weights each rank sets for itself, in the user's training loop:
 
         graph = Chosen()
         with bk.attach(model, optimizer, bk.algorithms.decentralized(graph, order="atc")):
@@ -62,7 +62,7 @@ class Chosen(Topology):
                 and sent. A list of ranks means factors of 1. None means all ranks that hear this rank.
 
         Raises:
-            TypeError: `src_weights` is not a mapping, a rank not a whole number, or a weight not a number.
+            TypeError: `src_weights` is not a mapping, a rank is not a whole number, or a weight is not a number.
             ValueError: a weight is not finite; or the weights do not sum to 1 and `dst_weights` has no factors.
         """
         sources = weights_in("src_weights", src_weights)

@@ -75,8 +75,8 @@ class FromMatrix(Given):
 
         FromMatrix([[0.75, 0.25], [0.25, 0.75]])          FromMatrix([first, second, third])
 
-    Row i of a matrix has the weights of rank i. Each matrix must be doubly stochastic. If a sum differs from 1 by 1e-6
-    at most, the error of single precision, the weights are corrected, so that sums are 1 to within 1e-15. Connectivity
+    Row i of a matrix has the weights of rank i. Each matrix must be doubly stochastic. If a sum differs from 1 by up to
+    1e-6, as in single precision, the weights are corrected, so that sums are 1 to within 1e-15. Connectivity
     is not checked: if a rank cannot reach another rank, `spectral_gap` is 0.
 
     Args:
@@ -169,7 +169,7 @@ class FromGraph(Given):
         FromGraph(networkx.petersen_graph())          FromGraph([(0, 1), (1, 2), (2, 0)])
 
     i and j are neighbours, and rank i has d_i − 1 neighbours. Static, symmetric, doubly stochastic.
-    Loops, repeated edges and weights of edges are ignored; `FromMatrix(networkx.to_numpy_array(graph))` takes weights.
+    Loops, repeated edges and weights of edges are ignored; `FromMatrix(networkx.to_numpy_array(graph))` uses weights.
 
     Args:
         graph: an object with `nodes` and `edges`, such as a networkx graph, or pairs of nodes. If the n nodes are

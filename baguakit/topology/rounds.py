@@ -103,9 +103,9 @@ class RandomMatching(Declared, _OnePeer):
     Args:
         seed: a whole number, the same on all ranks; its lowest 64 bits are used.
 
-    Boyd, Ghosh, Prabhakar and Shah 2006, "Randomized gossip algorithms", doi:10.1109/TIT.2006.874516. `diloco` over it
-    is NoLoCo: Kolehmainen et al. 2025, "NoLoCo: No-all-reduce Low Communication Training Method for Large Models",
-    arXiv:2506.10911.
+    Boyd, Ghosh, Prabhakar and Shah 2006, "Randomized gossip algorithms", doi:10.1109/TIT.2006.874516. `diloco`
+    over this topology is NoLoCo: Kolehmainen et al. 2025, "NoLoCo: No-all-reduce Low Communication Training Method for
+    Large Models", arXiv:2506.10911.
     """
 
     seed: int = 0
@@ -139,9 +139,9 @@ class BaseK(Declared, Topology):
                   in one round each other rank averages with one rank of each block,
                   weight m/n; then ranks average within each block.                      T = 1 + max(T(am) + T(m), T(r))
 
-    A split gives the mean of all ranks. Let B be the mean of the blocks and O the mean of the other ranks. The round
-    between both turns O into (am/n) B + (r/n) O, and the mean of a block into B + (r/n) (O − B): the mean of all ranks.
-    For n = 2^j and k = 1 this is the hypercube: in round t rank i averages with rank i XOR 2^(t mod j).
+    A split gives the mean of all ranks, (am/n) B + (r/n) O, for B the mean of the blocks and O the mean of the others.
+    The round between both turns O into this mean, and the mean of a block into B + (r/n) (O − B), which equals it.
+    For n = 2^j and k = 1 the graph is the hypercube: in round t rank i averages with rank i XOR 2^(t mod j).
 
     T ≤ 2 log_{k+1} n + 2, and no more than in the paper's graph: with k = 1, T is 3 for 8 ranks, 6 for 9 (7 in the
     paper), 9 for 25 and 11 for 100. Some ranks are idle in some rounds. Symmetric, doubly stochastic. The mean is exact

@@ -3,7 +3,7 @@
 f, b and o are the seconds of forward, backward and optimizer without communication. After the algorithm's warm-up:
 
     during_backward     a flight is launched when backward has made its gradients, and lands by f + b;
-                        with a delay all flights overlap one whole step, whatever the delay
+                        with a delay of any length, all flights overlap one whole step
     between_steps       all flights are launched as the step begins, and land by f + b
     after_step          all flights run after the step, without overlap
     after_step(delay=d) flights are launched after a step, and land d steps later
@@ -12,9 +12,9 @@ f, b and o are the seconds of forward, backward and optimizer without communicat
 Rules share a lane: their flights that overlap forward and backward run in one sequence. A step takes the time of this
 overlap, plus o, plus the copies of weights into buckets and back. A flight in every k-th step counts 1/k.
 
-Overlap: training computes for W seconds. Flight i is launched after r_i of these, and takes T_i seconds; the machine's
-processor works for z_i seconds of the flight. Flights run in order on one lane. A flight may run for B_i of its T_i
-seconds on a second lane (see `baguakit.lanes`):
+Overlap: training computes for W seconds. Flight i is launched after r_i of these seconds. It takes T_i seconds, and the
+machine's processor works for z_i seconds of the flight. Flights run in order on one lane. A flight may run for B_i of
+its T_i seconds on a second lane (see `baguakit.lanes`):
 
     first lane          h_1     h_2  h_1     h_3  h_2   …     h_i = (T_i − B_i)/2, before B_i and after B_i
     second lane              B_1        B_2
@@ -28,7 +28,7 @@ the flights that run at that time (z/T is the processor's share of a flight):
 Without crowding (κ = 0) and on one lane, flight i lands at c_i = max(r_i, c_{i−1}) + T_i, and the step ends at
 max(W, c_last). Equal flights on two lanes take max(Σ (T − B), Σ B), plus the part of one flight that nothing overlaps.
 
-The effect of an algorithm on training, compared with DDP, follows from the declarations of its stages. Only training
+The effect of an algorithm on training, compared with DDP, is read from the declarations of its stages. Only training
 shows whether another trajectory is as good: `measured.json` has results of a small GPT (`python -m bench.frontier`).
 """
 
