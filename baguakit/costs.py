@@ -3,7 +3,7 @@
 Each stage declares its cost in these terms, in its method `cost`; `tune` predicts training steps from the costs. A link
 is modelled by a straight line: a message of b bytes takes α + β b seconds. For n ranks and S bytes of values:
 
-    a message to each of k neighbours      α + k β b                            posted together
+    a message to each of k neighbours      α + k β b                            all posted together
     all-reduce, a ring                     2 (n − 1) α + 2 (n − 1)/n β S
     all-gather, a ring                     (n − 1) (α + β b)                    b bytes from each rank
     scatter, and gather                    α' + (n − 1) β' b + α + (n − 1) β b  shards of b bytes, each to its owner,

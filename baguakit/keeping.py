@@ -136,8 +136,8 @@ class Joint:
 
         Args:
             state: the state of the stage.
-            guarded: whether the stage changes the state with `update_if_finite_` only. If not, it is copied first.
-            result: a function that returns the result of the flight. It is called when the body has ended.
+            guarded: whether the stage changes the state with `update_if_finite_` only. If not, `state` is copied first.
+            result: returns the result of the flight. It is called after the body, unless the stage has tested a result.
             whose: any object that identifies this state. The function `where` of `settle` is called with it.
         """
         before = [] if guarded else [(tensor, self.copy_of(tensor).copy_(tensor)) for _, tensor in tensors_of(state)]

@@ -205,7 +205,7 @@ class Rule:
 
     @cached_property
     def _known(self) -> dict[str, Any]:
-        """Return a cache: the next step to ask and the first true step of `start`, `stop`; the ends of rounds."""
+        """Return a cache: for `start` and `stop`, the next step to ask and first true step; for `every`, round ends."""
         return {}
 
     @checked

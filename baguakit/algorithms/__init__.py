@@ -28,5 +28,5 @@ from .signs import decoupled_momentum as decoupled_momentum
 from .signs import lion_vote as lion_vote
 from .signs import signum as signum
 
-# The list has every function that is imported above, so that an import of an algorithm also exports it.
+# `__all__` has every function that is imported above, so that an import of an algorithm also exports it.
 __all__ = sorted(name for name, value in vars().items() if getattr(value, "__module__", "").startswith(f"{__name__}."))

@@ -24,8 +24,8 @@ For X the weights, ψ the weights after the local step, c the correction, W the 
     ψ ← X − γ g(X)
     X ← A (ψ + c);   c ← X − ψ             c = 0 at first;  Σ_r c_r stays 0
 
-At the fixed point all ranks have equal weights, c = γ g, and Σ_r g_r = 0. The second line is computed from differences
-(a_rj are the entries of A). Two neighbours round their difference to the same magnitude, so that Σ_r c_r stays 0:
+At the fixed point all ranks have equal weights, c = γ g, and Σ_r g_r = 0. For a_rj the entries of A, the second
+line is computed from differences. Two neighbours round their difference to the same magnitude, so Σ_r c_r stays 0:
 
     y ← ψ + c;   c ← c + Σ_j a_rj (y_j − y);   X ← ψ + c
 

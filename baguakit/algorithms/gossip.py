@@ -29,8 +29,8 @@ Functions on Time-Varying Directed Graphs", arXiv:1406.2075; Assran et al. 2019 
 **low_precision_decentralized.** DCD-SGD: each rank has a replica of its weights and sends the replica's changes.
 
 For r_i the replica of rank i, W the mixing matrix, x_i the weights after a local step, and Q the compressor: rank i
-sends only q_i, the compressed change of r_i. It keeps r_i and the sum s_i = Σ_{j ≠ i} w_ij r_j, to which it adds
-w_ij q_j for each neighbour j. r_i and s_i each have the size of the model, for any number of neighbours.
+sends only q_i, the compressed change of r_i. Rank i keeps r_i and the sum s_i = Σ_{j ≠ i} w_ij r_j, to which it adds
+w_ij q_j for each neighbour j. Both r_i and s_i have the size of the model, for any number of neighbours.
 
     q_i ← Q(x_i − r_i + (W r)_i − r_i);   r_i ← r_i + q_i;   x_i ← r_i
 
@@ -237,7 +237,7 @@ class Gossip(OnGraph):
         return torch.sub(here.x, here.r, out=new(here.r))
 
     def _mix_(self, here: Piece, q: Tensor, received: dict[int, Tensor], new: New) -> None:
-        """Update a piece with q and with the changes `received` from the neighbours."""
+        """Update a piece with this rank's change q, and with the changes `received` from the neighbours."""
         raise NotImplementedError
 
     def _decompressed(self, packed: Tensor, like: Tensor, new: New) -> Tensor:
@@ -246,7 +246,7 @@ class Gossip(OnGraph):
         return self.compressor._unchecked_decompress(packed, like.numel(), out.dtype, out)[0]
 
     def _follow(self, here: Piece, q: Tensor, received: dict[int, Tensor], new: New) -> None:
-        """Add q to this rank's replica, and the changes `received` from neighbours to the sum of their replicas.
+        """Add the change q to this rank's replica, and the changes `received` to the sum of the neighbours' replicas.
 
         A change that is not finite is added to no replica. All ranks do the same, because they test the same bytes.
         """

@@ -7,8 +7,8 @@
 
 Stich 2018, "Local SGD Converges Fast and Communicates Little", arXiv:1805.09767; post-local SGD: Lin et al. 2018,
 "Don't Use Large Mini-Batches, Use Local SGD", arXiv:1808.07217. For rounds that grow as the learning rate γ falls, pass
-`every=lambda step: max(H, int((c / γ(step)) ** 2))`: Gu et al. 2024, "A Quadratic Synchronization Rule for Distributed
-Deep Learning", arXiv:2310.14423.
+`every=lambda step: max(H, int((c / γ(step)) ** 2))`, with a constant c: Gu et al. 2024, "A Quadratic Synchronization
+Rule for Distributed Deep Learning", arXiv:2310.14423.
 
 **async_model_average.** Ranks train at their own pace, and their weights are averaged in the background.
 

@@ -1,6 +1,6 @@
 """Sign steps: a step takes the sign that most ranks vote for, or the sign of a mean sent as cosine coefficients.
 
-Majority votes: each rank sends the signs of its momentum, and all step by the sign that most ranks sent.
+Majority votes: each rank sends the signs of its momentum, and all ranks step by the sign that most ranks sent.
 
 For g_r the gradient and m_r the momentum of rank r (0 at first), x the weights, β₁, β₂ decays, and γ the step size:
 
@@ -169,7 +169,7 @@ def lion_vote(betas: tuple[float, float] = (0.9, 0.99)) -> Rule:
 
 @dataclass(frozen=True, repr=False)
 class InCosines(Around):
-    """x ← Tᵀ inner(T x), in fp32; on one rank inner(x). See the module for the equations.
+    """x ← Tᵀ inner(T x), computed in fp32;  x ← inner(x) on one rank. See the module for the equations.
 
     Raises:
         TypeError: `inner` needs shapes, or has a state, which could not be transferred to other buckets.
@@ -269,7 +269,7 @@ def cosines(side: int, device: torch.device, dtype: torch.dtype = torch.float32)
 def decoupled_momentum(
     ratio: float = 1 / 128, beta: float = 0.999, values: Compressor | None = None, sign: bool = True
 ) -> Rule:
-    """Train by signs of the ranks' largest cosine coefficients (DeMo). Attach it to `torch.optim.SGD(params, lr)`.
+    """Train by the sign of momentum sent as its largest cosine coefficients (DeMo). Attach it to `SGD(params, lr)`.
 
     Sends (n − 1) · 5.5 · `ratio` bytes a value, (n − 1)/23 bytes by default. Costs memory for an fp32 copy of the
     gradients, and on a CPU the time of about 60 copies. The `weight_decay` of SGD is decoupled. Use the same kind of

@@ -267,8 +267,8 @@ def compare(
 ) -> Callable[[], None]:
     """Send each rank a line that describes a call, and return a function that waits for the lines of all ranks.
 
-    All ranks do so in the order of their calls; `number` counts the calls of a gloo group. If a rank's call differs,
-    the returned function raises an error that names this rank, before values are mixed. A line has 128 bytes:
+    All ranks call this in the order of their collectives; `number` counts the collectives of a gloo group. If a rank's
+    call differs, the returned function raises an error that names this rank, before values are mixed. Bytes of a line:
 
         8       a digest of the call: operation, reduction, shape, dtype, layout, root, method, exact or compressed
         8       in an all-to-all: the number of values sent to the receiver of the line, and the number expected from it

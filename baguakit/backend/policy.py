@@ -29,7 +29,7 @@ class Policy:
         operations: the collectives to compress, any of "all_reduce", "reduce_scatter", "all_gather" and "all_to_all".
         least: the smallest number of bytes to compress, summed over all tensors that a call reduces, scatters or
             gathers. In an all-to-all, sizes differ among ranks, so a message is compressed if it becomes smaller.
-        flows: the number of connections to each peer, as in `Comm`; for tensors on the CPU.
+        flows: the number of connections to each peer, as in `Comm`. It applies to tensors on the CPU only.
         compare: with each call for tensors on the CPU, send every other rank 128 bytes that describe the call. If
             calls differ, an error names the ranks at once; exact calls begin only when all ranks agree. If False, this
             error comes one or two heartbeats later, and gloo may have mixed values or ended a process before.
@@ -124,7 +124,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Report:
-    """The operations of all groups since the process began, as `rows`; `str` returns a table of them."""
+    """The operations of all groups since the process began. `str` returns a table of the `rows`."""
 
     rows: tuple[Row, ...]
 

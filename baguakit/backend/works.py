@@ -36,7 +36,7 @@ class Passed(Flight):
             self._launch.fail(error)
 
     def follow(self) -> None:
-        """Make the current stream wait for NCCL's futures. `wait()` would drop NCCL's references to the tensors."""
+        """Make the current stream wait for NCCL's futures: `wait()` would drop NCCL's references to the tensors."""
         for work in self.works:
             work.get_future().wait()
 

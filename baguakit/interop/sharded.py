@@ -135,7 +135,7 @@ class Unit:
 
 
 def units_of(model: nn.Module, comm: Comm | None) -> list[Unit]:
-    """Return the units of a model, in module order. If `comm` is not the shards' group, units list one rank's shards.
+    """Return the units of a model, in module order. If `comm` is not the shards' group, each lists one rank's shards.
 
     Raises:
         TypeError: `fully_shard` has not been called on any module of the model.
