@@ -232,7 +232,7 @@ class Followed(Generic[T]):
         If a rank is lost in a step, the other ranks do not train their items of this step, unless the loop repeats the
         step. The lost rank's items of completed optimizer steps count as trained. Its other items are divided again,
         unless another rank's iterator has ended, which happens early if its loader draws items ahead. In this case a
-        warning says that the lost rank's items are not trained in this epoch. A rank that joins then begins with the
+        warning says that the lost rank's items are not trained in this epoch. A rank that joins later begins with the
         next epoch. For each item that the other ranks still train in this epoch, it gets one more item in the next.
 
         Call `set_epoch` with ascending numbers before each pass. `state_dict()` needs no `consumed`. Draw items in the

@@ -49,8 +49,8 @@ class LoadBalancedSampler(Followed[int], DistributedSampler[int]):
         rank: this process's rank; None for its rank in `group`.
         shuffle: shuffle the steps; False: steps run from cheap to expensive.
         seed: the seed of the order, equal on all ranks.
-        drop_last: leave out `len(dataset) % num_replicas` samples, different ones in each epoch; False: repeat as few
-            samples as possible, so that all ranks draw equally many.
+        drop_last: leave out `len(dataset) % num_replicas` samples (with `shuffle`, other samples in each epoch); False:
+            repeat as few samples as possible, so that all ranks draw equally many.
         random_level: from 0 (only samples of similar cost share a step: best balance) to 1 (any samples share a step:
             no balance).
         group: the process group of the ranks, or a `bk.Comm`, for example from `bk.elastic.join` (see `follow`). None
@@ -104,8 +104,8 @@ class LoadBalancedBatchSampler(Followed[list[int]], Sampler[list[int]]):
             a step).
         drop_last: give all ranks the same number of samples in every step; with `batch_size` alone, make all batches
             full. This leaves out `len(dataset) % num_replicas` samples (with `batch_size` alone,
-            `% (num_replicas * batch_size)`), different ones in each epoch. False: leave out none; if the last step has
-            fewer samples than ranks, repeat fewer than `num_replicas` samples.
+            `% (num_replicas * batch_size)`); with `shuffle`, other samples in each epoch. False: leave out none; if the
+            last step has fewer samples than ranks, repeat fewer than `num_replicas` samples.
         padded: a batch costs its length times the largest cost of its samples; False: the sum of their costs.
 
     All other arguments are as in `LoadBalancedSampler`.

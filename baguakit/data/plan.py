@@ -259,9 +259,9 @@ def without(samples: Indices, items: Iterable[Indices]) -> Indices:
 class Record:
     """The state of a sampler that all ranks share from one change of the group to the next.
 
-    Items are counted from the beginning of the record, over all passes; a short last step of a pass counts as a whole
-    step. `passes` are consecutive. The last of them is the first pass that all ranks end together. The next change
-    divides one of these passes, or a later pass.
+    Items are counted from the beginning of the record, over all passes. If the last step of a pass is short, it counts
+    as a whole step. `passes` are consecutive. The last of them is the first pass that all ranks end together. The next
+    change divides one of these passes, or a later pass.
     """
 
     version: int  # the number of changes before

@@ -72,7 +72,7 @@ def serve(address: str = "127.0.0.1", port: int = PORT, *, ready: Callable[[str,
     """Receive and count the data that `measure` sends, until a KeyboardInterrupt.
 
     At most 128 flows are received at a time, each by a thread with a buffer of 256 KiB (32 MiB in all). Further flows
-    wait. A flow is closed if the right hello does not arrive within 5 seconds, or later nothing arrives for 30 seconds.
+    wait. A flow is closed if no valid hello arrives within 5 seconds, or if later no data arrives for 30 seconds.
 
     Args:
         address: the IPv4 or IPv6 address of this machine on the link. There is no authentication, so by default only

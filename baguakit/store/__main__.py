@@ -1,8 +1,8 @@
 """Run the store through which the ranks of `bk.elastic.join` find each other: `python -m baguakit.store`.
 
-Run the store on a machine that all ranks reach, preferably not one that trains: when the store ends, training ends. The
-store listens on one address. Anyone who reaches this address can run code in every rank, since torch unpickles the
-contents of the store. So bind the store to an address in a private network or a VPN, never to the internet.
+Run the store on a machine that all ranks reach. Prefer a machine that does not train, because training ends if the
+store ends. The store listens on one address. Anyone who reaches this address can run code in every rank, since torch
+unpickles the contents of the store. So bind the store to an address in a private network or VPN, never to the internet.
 """
 
 import argparse
