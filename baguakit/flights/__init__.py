@@ -1,4 +1,4 @@
-"""Flights: runners launch and land the buckets of rules, keep the rules' states, and save them."""
+"""Flights: a runner launches the buckets of a rule, waits for the results, and keeps and saves the rule's states."""
 
 from .checkpoint import load_runners
 from .gradients import GradientRunner, mean_gradients_

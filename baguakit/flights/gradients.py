@@ -52,9 +52,9 @@ class Flags:
         return [(used.view(dtype), ones.view(dtype))]
 
     def begin(self, like: Tensor, comm: Comm) -> tuple[Comm, Callable[[], Any] | None]:
-        """Send the bytes beside a bucket. Return the Comm for its flight, and a function to call after the flight.
+        """Send the flags with a bucket. Return the Comm for the bucket's flight, and a function to call afterwards.
 
-        Over gloo the bytes are a second message at the same time. NCCL sends messages one after another, so the bytes
+        Over gloo the flags are a second message at the same time. NCCL sends messages one after another, so the flags
         are sent in the message of the bucket. With one rank nothing is sent, and the function is None.
         """
         if comm.size == 1:

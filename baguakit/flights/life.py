@@ -115,7 +115,7 @@ REST = 1.0  # seconds that a lane may still compute; if it does so for longer, i
 
 @dataclass(eq=False)
 class Decisions:
-    """The decision after each backward whether to keep changes of states. With a delay, several may be pending."""
+    """The decisions, one after each backward, whether states keep their changes. With a delay, several are pending."""
 
     joint: Joint | None = None  # holds the changes of states by a backward's flights; None if no decision is needed
     alike: bool = True  # stages that agree give all ranks the same results, so that ranks need not ask each other
@@ -258,7 +258,7 @@ class Life(Generic[AnySetup]):
             self.runtime.finish(self.drain)
 
     def abandon(self, error: BaseException | None) -> None:
-        """End without waiting for any rank, and tell the other ranks the error. Idempotent."""
+        """Remove the hooks, and end without waiting for any rank. Tell the other ranks the error. Idempotent."""
         self.unhook.close()
         self.runtime.abandon(error)
 

@@ -34,7 +34,7 @@ def sealed(state: dict[str, Any], runtime: Runtime[Any]) -> dict[str, Any]:
     saved = {
         "rank": runtime.comm.rank,
         "world": _world(runtime.comm),
-        # Empty if the ranks of the group may change, because ranks may then save the same step in different runs.
+        # The run is "" if the ranks of the group may change: ranks may then save the same step in different runs.
         "run": "" if runtime.comm.membership.changes else runtime.monitor.run,
         "frozen": list(runtime.setup.frozen),
         "sums": [[place, checksum(x)] for place, _, x in tensors_in(state)],

@@ -137,7 +137,7 @@ def table(rows: Sequence[Row], parts: Sequence[str]) -> list[str]:
 
 
 def reasons(rows: Sequence[Row]) -> list[str]:
-    """Return a line for each format that was not the requested one, or that only some flights of a bucket used.
+    """Return a line for each format that has a `reason`, or that only some flights of a bucket used.
 
     The line names the buckets, and the number of flights unless all flights used the format.
     """

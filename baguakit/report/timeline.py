@@ -167,7 +167,7 @@ def _slice_of(span: Span) -> Event:
 def _arrow(number: int, flight: Span) -> list[Event]:
     """Return the events of an arrow from the launch of a flight, through its work on the lane, to its landing."""
     same = {"name": flight.name, "cat": "flight", "id": number, "pid": flight.rank}
-    # An arrow ends at the slice that contains its end time. At `landed` the wait is over, so the arrow ends before.
+    # An arrow ends at the slice that contains its end time. At `landed` the wait is over; the arrow ends 1 ns before.
     times = (flight.launched, flight.start, flight.end, flight.landed)
     launched, start, end, landed = (round(1e6 * at, 3) for at in times)
     return [

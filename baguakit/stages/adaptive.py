@@ -32,7 +32,7 @@ NOTE = 16  # bytes behind a packed row, which keep what follows aligned
 
 @dataclass(frozen=True, repr=False)
 class Adaptive(Average):
-    """The mean over all ranks with the fewest bits per value whose error stays below `error`, chosen for each bucket.
+    """The compressed mean over all ranks, with the fewest bits per value that keep a bucket's error below `error`.
 
     The error is relative and squared, ‖Q(x) − x‖² / ‖x‖², where Q compresses and decompresses once (a mean in two hops
     is compressed twice). It is measured on up to 65,536 of a rank's own values. At first, and if no choice is accurate

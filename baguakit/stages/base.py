@@ -122,7 +122,7 @@ class Stage(Doors):
         return [self, *(each for inner in self.nested().values() for each in inner.whole())]
 
     def remembers(self) -> bool:
-        """Return whether this stage, or a nested one, declares a state (`elementwise`) that later flights depend on."""
+        """Return whether this or a nested stage declares a state (`elementwise`) that later flights depend on."""
         return bool(self.elementwise) or any(inner.remembers() for inner in self.nested().values())
 
     def wants_groups(self) -> frozenset[str]:

@@ -132,7 +132,7 @@ class OnGraph(Declared, Stage):
             raise ValueError(self.refusal.format(stage=self, topology=t, n=n))
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost averaged over one period of the topology (over its first rounds if the period is long).
+        """Return the mean cost of a round over a period (or over its first rounds if it is long), plus `copies` copies.
 
         a round that is the exact mean    the cost of `Mean`
         any other round                   messages to k neighbours, and (k + 2)/2 copies of the values
