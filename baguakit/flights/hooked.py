@@ -110,7 +110,7 @@ class HookRunner(RuleRunner):
         self.launch(i, step, fly)
 
     def arrive_all(self) -> bool:
-        """Wait for every flight in the air, and end the round. Return False: no failed backward is detected."""
+        """Wait for every flight in the air, and end the round. Return False: failed backwards are not detected."""
         self.drop()
         self.round += 1
         if len(self.params()) == len(self.names):  # all have come

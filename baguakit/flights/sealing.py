@@ -45,8 +45,8 @@ def sealed(state: dict[str, Any], runtime: Runtime[Any]) -> dict[str, Any]:
 def opened(state: Any, runtime: Runtime[Any], runners: Sequence[RuleRunner], strict: bool) -> dict[str, Any]:
     """Check a loaded state, and return it with the parameter names of this process. Waits for no rank.
 
-    Raise a TypeError or ValueError if `state` is no state, or belongs to other rules. Other faults are damage, another
-    rank, and a missing parameter. With `strict`, raise a ValueError for these, and for another run; else log them.
+    Raise a TypeError or ValueError if `state` is no state, or belongs to other rules. If it is damaged, is of another
+    rank or lacks a parameter, log this; with `strict`, raise a ValueError, also if ranks load different runs or steps.
     """
     check_state(state)
     truth("strict", strict)
