@@ -45,15 +45,15 @@ class Attachment(Attached):
             clock.synchronising = before
 
     def average_(self) -> None:
-        """Average in place the gradients in `.grad` that were put there without a backward. Collective.
+        """Average in place the gradients that the user has put into `.grad` without a backward. Collective.
 
-            for p, g in zip(params, torch.autograd.grad(loss, params)):     # or torch.func.grad, or per-sample ones
+            for p, g in zip(params, torch.autograd.grad(loss, params)):     # or torch.func.grad
                 p.grad = g
             att.average_()
             optimizer.step()
 
-        The rules on gradients act as after a backward. Gradients that they have averaged since the last step stay as
-        they are. Without an attached optimizer, all gradients are averaged, and the call counts as a step.
+        The rules on gradients act as after a backward. Gradients that the rules have averaged since the last step are
+        unchanged. Without an attached optimizer, all gradients are averaged, and the call counts as a step.
 
         Raises:
             ValueError: there is no rule on gradients.
@@ -79,7 +79,7 @@ class Attachment(Attached):
                 for x, y in batches:            # any number of batches, also none
                     ...
 
-        All ranks enter. A rank whose body has ended takes part in the exchanges of the rules until all bodies have
+        All ranks call it. A rank whose body has ended takes part in the exchanges of the rules until all bodies have
         ended: it sends zero gradients for rules on gradients, and its unchanged weights for rules on weights. At the
         end, rules on gradients give all ranks the weights, buffers and optimizer state of a rank that trained longest.
         With rules on weights, each rank keeps its own weights; call `merge()` to average them. `step` also counts steps
@@ -88,8 +88,8 @@ class Attachment(Attached):
         that has run out takes no part in collectives of the model itself, such as those of SyncBatchNorm.
 
         Args:
-            divide_by_initial_world_size: divide by the number of all ranks, so that batches have equal weights; False:
-                divide by the number of ranks that still train. Rules on weights do not accept False.
+            divide_by_initial_world_size: divide summed gradients by the number of all ranks, so that batches have equal
+                weights; False: by the number of ranks that still train. Rules on weights do not accept False.
             throw_on_early_termination: raise a RuntimeError on all ranks, as soon as they detect that a rank has run
                 out of batches; training may continue after the error.
 
@@ -108,14 +108,14 @@ class Attachment(Attached):
         self._life.together("merge()", lambda comm: merge_(setup.model, comm, setup.device), meet=True)
 
     def consensus_distance(self) -> float:
-        """Return sqrt( (1/n) Σ_r ‖x_r − x̄‖² ): x_r are the weights of rank r of n, x̄ is their mean. Collective."""
+        """Return √((1/n) Σ_r ‖x_r − x̄‖²) over n ranks: x_r are the weights of rank r, x̄ is their mean. Collective."""
         distance = partial(consensus_distance, list(self._life.setup.names))
         return float(self._life.together("consensus_distance()", distance, meet=True))
 
     def report(self) -> Report:
         """Return a report of bytes, formats and exposed seconds, by rule and bucket, since buckets were made. Local.
 
-        Print it, or pass `scalars()` to a logger. Does not wait: only flights that the device has finished are timed.
+        Print the report, or log its `scalars()`. The call does not wait: only flights that have ended are timed.
         """
         return make_report(self._life)
 
@@ -138,8 +138,8 @@ class Attachment(Attached):
         Local, and does not wait. With `consensus` it is collective. On CUDA, `consensus` and `compression` synchronise.
 
         Args:
-            writer: has `add_scalar(name, value, step)`, like torch.utils.tensorboard.SummaryWriter; None, on
-                ranks without a writer: only return the scalars.
+            writer: an object with `add_scalar(name, value, step)`, like torch.utils.tensorboard.SummaryWriter. A rank
+                without a writer passes None, and only gets the scalars.
             step: the step to log; None: the number of steps made.
             consensus: also write `baguakit/consensus_distance`.
             compression: also write `baguakit/rule_0/compression_error` (and 1, 2, …), for each rule that compresses.
@@ -177,10 +177,10 @@ class Attachment(Attached):
 
     @checked
     def recut(self, bucket_bytes: Positive | None = None, flows: Positive | None = None) -> None:
-        """Make buckets of another size, or use another number of flows (connections), and carry over the state.
+        """Make buckets of another size, or use another number of flows (connections), and carry over the rules' state.
 
-        Collective. Call it between two steps, as `bk.tune.autotune` does. State that a stage cannot carry over is made
-        anew, and this is logged ("baguakit"). None leaves a setting unchanged.
+        Collective; call it between two steps. State that a stage cannot carry over is made anew, which is logged
+        ("baguakit"). None leaves a setting unchanged. Raises a ValueError with free-running rules or an elastic group.
         """
         engine = self._life
         engine.clock.outside("recut()")

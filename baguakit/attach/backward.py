@@ -1,4 +1,4 @@
-"""Launch buckets of gradients in a backward pass, in the same order on every rank, and land them at its end."""
+"""Launch buckets of gradients in a backward pass, in the same order on every rank; land them when the pass ends."""
 
 import logging
 import warnings
@@ -142,7 +142,7 @@ class Backward:
                 self.places.setdefault(p, []).append(place)
 
     def prepare(self) -> None:
-        """Determine the buckets to launch, and whether one joint decision covers the new states of all flights."""
+        """Determine the buckets to launch, and whether new states are held until all flights have ended."""
         setup = self.life.runtime.setup
         self.next, self.scale = 0, None if setup.scaler is None else setup.loss_scale()
         acting = [runner for runner in self.runners if runner.rule.acts(self.clock.step)]
@@ -165,7 +165,7 @@ class Backward:
             self.decisions.joint = None
 
     def hold_states(self) -> None:
-        """Delay updates of states until all flights have ended and all ranks know which gradients exist on any rank."""
+        """Update states only after all flights have ended, when each rank knows which gradients any rank has."""
         states = [state for runner in self.acting for state in runner.states if state]
         remember = any(True for state in states for _ in tensors_of(state))
         self.decisions.joint = (self.decisions.joint or Joint()) if remember else None
@@ -225,7 +225,7 @@ class Backward:
         self.landed(landed)
 
     def drop_gradients(self) -> None:
-        """Set all gradients to None: a backward has failed on some rank, so that no rank steps with its gradients."""
+        """Set all gradients to None. If a backward has failed on any rank, no rank steps with the gradients."""
         for p in self.names:
             p.grad = None
 
@@ -255,7 +255,7 @@ class Backward:
         return True
 
     def launch_filled(self, failed: bool) -> bool:
-        """Launch the remaining buckets with zeros, or with NaN if `failed`. Return the result of `Life.land`."""
+        """Launch remaining buckets with zeros (NaN if `failed`). Return True if a backward is known to have failed."""
         for runner, i in self.order[self.next :]:
             self.next += 1
             runner.launch_filled(i, self.clock.step, self.decisions.joint, failed)
@@ -323,7 +323,7 @@ def hooked(p: Tensor, engine: Any) -> Any:
     """Hook a parameter for `engine.backward`. The hook runs after all other hooks, which may change the gradient.
 
     Users may register hooks at any time. If a hook has been registered after this hook, the bucket of the parameter is
-    launched at the end of this backward; in the next backward this hook is the last again. Returns its handle.
+    launched at the end of this backward; in the next backward this hook is the last again. Returns the hook's handle.
     """
 
     def accumulated(p: Any) -> None:

@@ -61,7 +61,7 @@ def _emptied(x: Any, tensors: list[Tensor]) -> Any:
 
 
 def _filled(x: Any, tensors: Iterator[Tensor]) -> Any:
-    """Return `x`, a result of `_emptied`, with its values again: the next of `tensors`."""
+    """Return `x`, a result of `_emptied`, with the next of `tensors` in place of each empty tensor."""
     if is_traceable_wrapper_subclass(x):
         return transform_subclass(x, lambda _, part: _filled(part, tensors))
     return next(tensors)
@@ -91,7 +91,7 @@ def merge_(model: nn.Module, comm: Comm, device: torch.device) -> None:
 
 @torch.no_grad()
 def consensus_distance(params: Iterable[Tensor], comm: Comm) -> float:
-    """Return `Attachment.consensus_distance` of `params` (if sharded: of their local shards), summed in fp64."""
+    """Return `Attachment.consensus_distance` of `params`, in fp64. A sharded parameter counts with its local shard."""
     if comm.size == 1:
         return 0.0
     squares: Any = 0.0

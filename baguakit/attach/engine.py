@@ -1,7 +1,7 @@
 """The engine of an attachment makes a runner for each rule, and new runners when the setup changes.
 
-At the start and at the end of a step, it launches and lands flights of weights. A step begins before the first
-optimizer steps, and ends after the last optimizer has stepped.
+The engine launches and lands flights of weights at the start and at the end of a step. A step starts when one of the
+optimizers is about to step, and ends when all optimizers have stepped.
 """
 
 import weakref
@@ -40,7 +40,7 @@ _engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
 
 class Engine(Life[AttachSetup]):
-    """The `Life` of an attachment.
+    """The `Life` of an attachment: its rules, buckets and steps on this rank, from `attach` to `detach`.
 
     `make(ever)` makes the setup for the parameters that are trainable or in `ever`. Its options `bucket_bytes=` and
     `order=` set another size and another order of buckets.
@@ -60,7 +60,7 @@ class Engine(Life[AttachSetup]):
         _engines.add(self)
 
     def start(self, fill: Callable[[], Any], load: Callable[[], Any]) -> None:
-        """Begin, or begin again after the ranks of the group have changed. Collective.
+        """Start the attachment, or start it again after the ranks of the group have changed. Collective.
 
         `fill` sets the initial weights and optimizer state, before buckets copy them. `load` loads the state of the
         rules and launches the first flights.
@@ -139,7 +139,7 @@ class Engine(Life[AttachSetup]):
         self._rebuild(partial(self.make, bucket_bytes=bucket_bytes), f"new buckets over {flows} flows", flows)
 
     def _may_reorder(self) -> bool:
-        """Return whether all ranks can make new buckets of gradients after the first step without losing state."""
+        """Return whether there are several buckets of gradients, and new buckets after the first step lose no state."""
         if self.free_runners or self.runtime.comm.size == 1 or self.comm.membership.changes:
             return False  # ranks are at different steps; or there is one rank; or a new rank would have other buckets
         runners = self.backward.runners
@@ -148,7 +148,7 @@ class Engine(Life[AttachSetup]):
         return not own and any(len(runner.buckets) > 1 for runner in runners)
 
     def follow_gradients(self) -> None:
-        """Order buckets as rank 0's gradients arrived in the first step, if launches then come earlier. Collective.
+        """Order buckets as gradients arrived on rank 0 in the first step, if this launches buckets earlier. Collective.
 
         DDP does so, too. Buckets are launched in order, so a late gradient in the first bucket delays all buckets.
         """
@@ -229,8 +229,8 @@ class Engine(Life[AttachSetup]):
     def begin_step(self, land: bool = True) -> None:
         """Begin a step, unless it has begun. This is called before each optimizer steps.
 
-        Flights that were launched between the steps land now; if not `land`, they land when this step ends. With a
-        closure, `land` is False: the optimizer may move the weights, call the closure, and then restore its own copy.
+        Flights that were launched between the steps land now; if `land` is False, they land when this step ends. With a
+        closure, `land` is False, because the optimizer may later restore weights that it saved before the closure.
         """
         if not self.begun:
             self.begun = True
@@ -248,7 +248,7 @@ class Engine(Life[AttachSetup]):
                 runner.land_all()
 
     def _takes_first_step(self, rule: Rule) -> bool:
-        """Return True if `rule` begins in this step with a copy of the weights that may be old and was not loaded."""
+        """Return True if `rule` begins in this step, and its state has a copy of the weights that was not loaded."""
         first = rule.begun(self.clock.step) and not rule.begun(self.clock.step - 1)
         known = self.loaded is not None and rule.begun(self.loaded)
         return first and not known and any(each.follows for each in rule.stage.whole())

@@ -33,7 +33,7 @@ class Hooks:
         self._blank = False  # the current step trains nothing
         self._begun: dict[Optimizer, Moment] = {}  # when the current steps began
         self._copies = dict.fromkeys(engine.setup.optimizers if engine.on_weights else ())  # to be checked for copies
-        # torch.compile must not trace hooks of optimizers. As a decorator, `disable` would import the compiler at once.
+        # torch.compile must not trace hooks of optimizers. A decorator would import the compiler with this module.
         outside: Any = torch.compiler.disable
         self._of_optimizers: list[Any] = [register_optimizer_step_pre_hook(outside(self.others.steps))]
         engine.unhook.callback(self.remove)
@@ -43,7 +43,7 @@ class Hooks:
                 hooks: Any = optimizer._optimizer_step_pre_hooks
                 hooks.move_to_end(before.id, last=False)  # other hooks must see what has landed
                 self._of_optimizers += [before, optimizer.register_step_post_hook(outside(self._after_step))]
-                # Count backward passes at one parameter until the optimizer has state: later steps are not blank.
+                # Count backward passes at one parameter until the optimizer has state. Later steps are never blank.
                 params = [p for p in params_of(optimizer) if p.requires_grad][-1:]
                 count = partial(self._passed, optimizer)
                 self._watches[optimizer] = [p.register_post_accumulate_grad_hook(count) for p in params]
@@ -102,7 +102,7 @@ class Hooks:
         return ((args[0], followed, *args[2:]), kwargs) if len(args) > 1 else (args, {**kwargs, "closure": followed})
 
     def _evaluate(self, optimizer: Optimizer, closure: Callable[[], Any]) -> Any:
-        """Call the closure of a step, and return its result. An optimizer may evaluate it several times in a step."""
+        """Call a step's closure, and return the result. An optimizer may call the closure several times in a step."""
         self._evaluating = True
         result = closure()
         self._evaluating = False

@@ -8,7 +8,7 @@ Announcements are exchanged in a separate flight, before the flights of the even
 only if its event depends on the announcements, for example if the mean is over the ranks at work only.
 
 Rules on gradients give all ranks at work the same weights. Ranks that have run out copy these weights at the end, or
-before a rule on weights averages. In a mean of weights, a rank that has run out takes part with its unchanged weights.
+before a rule averages weights. In a mean of weights, a rank that has run out takes part with its unchanged weights.
 """
 
 import contextlib
@@ -45,7 +45,7 @@ class Announcement(NamedTuple):
 
 @contextlib.contextmanager
 def joined(engine: Engine, by_all: bool, throw: bool) -> Iterator[None]:
-    """See `Attachment.join`."""
+    """Return the context manager of `Attachment.join`. Its arguments are `by_all` and `throw`, as in `Joining`."""
     if engine.runtime.over:
         raise RuntimeError("this attachment is detached; call join() before it is")
     if engine.comm.membership.changes:
@@ -112,7 +112,7 @@ class Joining:
             self._take_from(at_work[0])
 
     def _weights_part(self, step: int) -> bool:
-        """Return True if gradients are averaged in `step`, and then weights are averaged or gradients no longer are."""
+        """Return True if `step` averages gradients, and then weights are averaged or the next step averages none."""
         runners = self.engine.on_weights
         exchanged = any(each.exchanges(step + (each.rule.window == "between_steps")) for each in runners)
         return self._shared(step) and (exchanged or not self._shared(step + 1))
@@ -163,7 +163,7 @@ class Joining:
         self.unread.append(engine.runtime.channels[0].begin("join(), what comes", exchanged))
 
     def _read_all(self) -> tuple[list[Announcement], list[int]]:
-        """Wait for all announcements. Return the latest of each rank, by rank, and the list of ranks at work."""
+        """Wait for all announcements. Return a list of the latest announcements, by rank, and the ranks at work."""
         monitor = self.engine.runtime.monitor
         announced = [self._parsed(monitor.wait_for(self.unread.popleft())) for _ in range(len(self.unread))][-1]
         at_work = [rank for rank, each in enumerate(announced) if each.event != NOTHING]

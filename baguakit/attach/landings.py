@@ -1,4 +1,4 @@
-"""Check that optimizers step only with gradients that have landed: with others, each rank would train alone."""
+"""Check that optimizers step only with gradients that have landed. With other gradients, ranks would train alone."""
 
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -53,7 +53,7 @@ class Landings:
     def strange(self, accumulated: Collection[Tensor] = ()) -> Iterator[Tensor]:
         """Yield parameters whose gradients have not landed since the last step, and were not used by that step.
 
-        Gradients of parameters in `accumulated` count as not landed, because this rank has added to them since then.
+        Gradients of parameters in `accumulated` count as not landed: this rank has added to these gradients later.
         """
         params = params_of(self.optimizer)
         if not accumulated and self.fresh.issuperset(map(id, params)):
@@ -73,7 +73,7 @@ class Landings:
         """Return True if a step would train nothing: there is no state, and gradients and learning rates are 0.
 
         torch.distributed.checkpoint makes such a step to create state. Call this only if `passes` is 0. `passes` is
-        counted at one parameter: if a backward has not reached it, its gradient is None, and the result is False.
+        counted at one parameter: if no backward has reached this parameter, the gradient is None and the result False.
         """
         if self.optimizer.state:
             return False
@@ -173,7 +173,7 @@ class OtherOptimizers:
         )
 
     def look_for_copies(self, optimizer: Optimizer, p: Tensor, before: Tensor) -> None:
-        """Warn if an optimizer keeps a copy of `p`, from which it may step. `before` is `p` before the latest step."""
+        """Warn if an optimizer's state has a copy of `p`, which may overwrite `p`. `before` is `p` before the step."""
         held = {key: each for key, each in optimizer.state.get(p, {}).items() if isinstance(each, Tensor)}
         for key, copy in ((key, local(each).to(before.dtype)) for key, each in held.items() if each.shape == p.shape):
             if torch.equal(copy, before) or torch.equal(copy, local(p)):
@@ -191,7 +191,7 @@ class OtherOptimizers:
 
 
 def sample_of(optimizer: Optimizer) -> tuple[Tensor, Tensor] | None:
-    """Return one parameter that an optimizer is about to step, and a copy of its values; None if all are zero."""
+    """Return one trainable parameter that is not all zero, and a copy of its values; None if all are zero."""
     chosen = (p for p in params_of(optimizer) if p.requires_grad and local(p).any())
     return None if (p := next(chosen, None)) is None else (p, local(p).clone())
 

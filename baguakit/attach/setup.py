@@ -1,7 +1,7 @@
 """The setup of an attachment, its conflicts with other users of the model, and the order of its buckets.
 
 In sharded models (FSDP2), rules on weights act on this rank's shards of the parameters. Ranks that hold the same shards
-average them. Such ranks lie along one dimension of a mesh, and FSDP shards along another dimension.
+average them. Such ranks form one dimension of a mesh, and the ranks of an FSDP group form another.
 
 `better_order` compares two orders of buckets: the reverse of the order in which parameters are registered, and the
 order in which gradients arrive in a first backward. Buckets are launched in order, each when it has all gradients. Let
@@ -116,7 +116,7 @@ def make_setup(
 
 
 def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:
-    """Return the optimizers that the user gave (one, several, or None). Raise an error if one is not usable."""
+    """Return a tuple of the optimizers that the user gave (one, several, None). Raise an error if one is unusable."""
     wanted = "a torch.optim.Optimizer, a sequence of them, or None"
     if optimizer is None:
         return ()
@@ -140,7 +140,7 @@ def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:
 
 
 def one_device(names: dict[Tensor, str]) -> torch.device:
-    """Return the device of all parameters. Raise an error if they have two devices, or one cannot be averaged."""
+    """Return the device of all parameters. Raise an error if devices differ, or a parameter cannot be averaged."""
     first = next(iter(names))
     for p, name in names.items():
         if isinstance(p, nn.parameter.UninitializedParameter):
@@ -195,7 +195,7 @@ WORTH = 0.1  # the part of a backward by which a new order must launch buckets e
 
 
 def in_order(params: Sequence[Tensor], names: dict[Tensor, str], order: Sequence[str]) -> list[Tensor]:
-    """Sort parameters so that the buckets of `split` have them in the order of the names `order`, all others last."""
+    """Return `params`, sorted such that `split` makes buckets in the order of the names `order`, then the others."""
     place = {name: -i for i, name in enumerate(order)}
     return sorted(params, key=lambda p: place.get(names[p], -len(order)))
 
@@ -261,7 +261,7 @@ def check_shards(rules: Sequence[Rule], names: dict[Tensor, str], comm: Comm) ->
 
 
 def check_optimizers(optimizers: Iterable[Optimizer], model: nn.Module) -> None:
-    """Raise a ValueError if an optimizer steps a tensor outside the model, which would not be averaged."""
+    """Raise a ValueError if an optimizer steps a tensor that is no parameter of the model, and so is not averaged."""
     ours = set(model.parameters())
     groups = [(optimizer, i, group) for optimizer in optimizers for i, group in enumerate(optimizer.param_groups)]
     for optimizer, i, group in groups:
@@ -294,9 +294,9 @@ def check_modules(model: nn.Module, rules: Sequence[Rule], params_of_rules: Sequ
 
 
 def check_others(setup: AttachSetup, others: Iterable[AttachSetup]) -> None:
-    """Raise a ValueError if another attachment acts on the same parameters in a window that may overlap.
+    """Raise a ValueError if another attachment acts on a parameter of this attachment in the same window.
 
-    Steps are not compared, because each attachment counts its steps separately.
+    A free-running rule counts as in every window. Steps are not compared, because each attachment counts its own steps.
     """
     for other in others:
         ours, theirs = (zip(each.rules, each.buckets_of_rules, strict=True) for each in (setup, other))
@@ -311,7 +311,7 @@ def check_others(setup: AttachSetup, others: Iterable[AttachSetup]) -> None:
 
 
 def check_join(setup: AttachSetup, by_all: bool) -> None:
-    """Raise a ValueError unless a rank that has run out of batches can take part in all collectives of the others."""
+    """Raise a ValueError unless a rank that has run out of batches can take part in the collectives of other ranks."""
     for rule in setup.rules:
         if rule.window == "free_running":
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Optimizer steps over a few flat tensors instead of thousands of small ones."""
+"""Let optimizers step over a few flat tensors instead of thousands of small tensors."""
 
 from .fusion import Report, fuse, report, unfuse
 

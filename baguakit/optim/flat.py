@@ -1,8 +1,8 @@
 """Flat tensors join the weights, gradients and state of small parameters while the optimizer steps.
 
-The user's `optimizer.state` is authoritative. A state tensor with a value for each weight is *elementwise*: the user's
-state has views of its pieces. A *single* value (`step`) is equal for all parameters of a flat tensor, but each has
-its own tensor with this value, because torch increments each tensor. Numbers in the state are equal, too.
+The user's `optimizer.state` is authoritative. *Elementwise* state has a value for each weight: the user's state has
+views of a flat tensor. A *single* value (`step`) is equal for all parameters of a flat tensor. Each parameter still has
+a separate tensor with this value, because torch increments each tensor. Python numbers in the state are equal, too.
 """
 
 from collections import defaultdict
@@ -224,7 +224,7 @@ def _is_candidate(p: Tensor) -> bool:
     shard, grad = shard_of(p), shard_of(p.grad)
     if type(shard) not in PLAIN or (grad.shape, grad.dtype) != (shard.shape, shard.dtype):
         return False
-    # Shards join at any size, because no optimizer takes plain shards and distributed tensors in one call.
+    # A shard of any size is accepted, because no optimizer takes plain shards and distributed tensors in one call.
     return 0 < shard.numel() <= (CPU if p.is_cpu else GPU)[0] or type(p) not in PLAIN
 
 

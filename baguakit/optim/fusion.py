@@ -2,7 +2,7 @@
 
 torch lets a step pre-hook replace the arguments of `step`, including the optimizer. The pre-hook of `fuse` passes a
 *view*: an optimizer with the same attributes, but with flat parameters. The post-hook copies the results back. Between
-steps, the groups, the state by parameter, and the methods of the user's optimizer are unchanged.
+steps, the user's optimizer has the same groups, keys of state, and methods as without `fuse`.
 """
 
 from collections import defaultdict
@@ -29,7 +29,7 @@ CALM = 8  # steps in which the same parameters must have gradients before they a
 
 @checked
 def fuse(optimizer: Optimizer, elementwise: bool = False) -> Optimizer:
-    """Let an element-wise optimizer step over a few flat tensors, and return it; `unfuse` undoes it.
+    """Let an element-wise optimizer step over a few flat tensors, and return the optimizer. `unfuse` undoes this.
 
     The same object is returned, and stays an ordinary optimizer: groups, schedulers, hooks, checkpoints, gradient
     scaling and clipping work as before. A checkpoint loads into a fused or an unfused optimizer. Parameters keep their
@@ -38,8 +38,8 @@ def fuse(optimizer: Optimizer, elementwise: bool = False) -> Optimizer:
 
     In float32, a fused step gives the same bits as an unfused step if torch's loop or `foreach` code runs. With torch's
     fused kernels on CPU, or 16-bit weights, vector and scalar code round differently: from equal state, a fused step
-    differs by at most one rounding of the dtype, or three for SGD with momentum and decay. On CUDA, one launch steps
-    torch's own SGD, Adam or AdamW (see the end of `fusion.py`). The result differs from torch's by roundings.
+    differs by at most one rounding of the dtype, or three for SGD with momentum and decay. On CUDA, a step of
+    torch's SGD, Adam or AdamW takes one launch (see the end of `fusion.py`); the result differs by roundings of fp32.
 
     Args:
         optimizer: SGD, Adam, AdamW, NAdam, RAdam, Adamax, RMSprop, Rprop, Adadelta, Adagrad or ASGD of torch.
@@ -167,7 +167,7 @@ class Fusion:
             "__qualname__": kind.__qualname__,
         }
         self._view: Optimizer = object.__new__(type(kind)(kind.__name__, (kind,), body))
-        # torch.compile must not trace these hooks. A decorator would import the compiler together with the package.
+        # torch.compile must not trace these hooks. A decorator would import the compiler with this module.
         before: Any = torch.compiler.disable(self._before)
         after: Any = torch.compiler.disable(self._after)
         before.fusion = self
@@ -210,7 +210,7 @@ class Fusion:
 
     @torch.no_grad()
     def _shown(self) -> "Fusion":
-        """Give the parameters to the view and call `step_in_launches`, unless the view has them. Return self."""
+        """If the view is empty, fill it, and call `step_in_launches` unless a closure comes first. Return self."""
         if self._gathered:
             return self
         groups, state, before = self.optimizer.param_groups, self.optimizer.state, self.layouts

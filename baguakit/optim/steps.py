@@ -7,13 +7,13 @@
 Each of p, g and the states is one tensor, or a list with one tensor for every parameter. A table on the device keeps
 the addresses of these tensors; it is made again when an address changes. A step reads the addresses on the host: for
 1,000 parameters this takes a fraction of a millisecond, and for a `Fixed` list no time. On CUDA, a step has one launch
-for each pair of dtypes of p and g. If a number is in a device tensor, a small launch comes first. A CUDA graph can
-capture a step after one step over the same tensors, if the numbers that change (`step`, `lr`) are in tensors. CPUs run
-the PyTorch definition, which gives the same bits. All four step functions take these arguments:
+for each pair of dtypes of p and g. If a number is in a device tensor, a small launch comes first. After a
+first step over the same tensors, a CUDA graph can capture a step, if the numbers that change (`step`, `lr`) are in
+tensors. CPUs run the PyTorch definition, which gives the same bits. All four step functions take these arguments:
 
     p: parameters in fp32, bf16 or fp16; overwritten.
     g: gradients in fp32, bf16 or fp16.
-    master: fp32 copies of bf16 or fp16 parameters; the step is taken on the copies. None for p without copies.
+    master: fp32 copies of bf16 or fp16 parameters; the step is taken on the copies. None (also in a list): no copy.
     key: seed of random, unbiased rounding of bf16 parameters; None: round to nearest. A random number depends on key,
         step and the position of the value among all values. Without `step`, pass another key in each step.
     grad_scale: gradients are divided by this number, such as the scale of a `GradScaler`.
@@ -158,7 +158,7 @@ def lion_step_(
 def gradient_norm(grads: Tensors, found_inf: Tensor | None = None) -> Tensor:
     """Return the norm √(Σ g²) of all gradients, a 0-d fp32 tensor on their device. The host does not wait.
 
-    The sum is in fp64, always in the same order. The norm is not finite if a gradient is not, or if it overflows fp32.
+    The sum is in fp64, in a fixed order. The result is infinite or NaN if a gradient is, or if the norm overflows fp32.
 
     Args:
         grads: fp32, bf16 or fp16.
@@ -260,7 +260,7 @@ def _take(
     update: Update, p: Tensors, g: Tensors | None, states: dict[str, Tensors], master: Masters | None,
     conditions: Conditions, packed: Tensor | None = None, compressor: MinMaxUInt8 = MinMaxUInt8(),
 ) -> None:  # fmt: skip
-    """Take a step of `update`. `states` are by the names used in error messages, in the order of the update."""
+    """Take a step of `update`. `states` are in the order of the update; their keys are the names in error messages."""
     if torch.compiler.is_compiling():
         _step_in_graph(update, p, g, states, master, conditions, packed, compressor)
         return
@@ -284,7 +284,7 @@ def _take(
     steps_ops.step_(update, roles, conditions, None if row is None else compressor.block, check)
 
 
-# In a graph of torch.compile, numbers are tensors on the CPU, which a step reads without waiting.
+# In a graph of torch.compile, Python numbers become tensors on the CPU, which a step reads without waiting.
 
 
 def _step_in_graph(
