@@ -143,7 +143,7 @@ class Comm:
         Args:
             asked: the requested format, such as a compressor; a report prints the `repr` of this object.
             flew: the format that is used: often the object `asked`, or a `torch.dtype`.
-            reason: why `asked` and `flew` differ; a report prints the `str` of this object. "" if they are equal.
+            reason: why `flew` is not `asked`, or that `asked` saves no bytes; "" if neither. A report prints its `str`.
         """
         if self._formats is not None:
             flew, reason = (flew, reason) if self.size > 1 else (None, "one rank")
