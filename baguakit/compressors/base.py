@@ -16,11 +16,11 @@ from ..kernels.operators import uploaded
 MOST = 1 << 48  # upper bound on the values of a row: larger numbers are mistakes
 FLOATS = (float32, torch.bfloat16, torch.float16, torch.float64)
 PROBE = COMPILED_VALUES + 16  # values in each of five rows: enough for every compiled path, whole blocks and a rest
-UNPADDED = COMPILED_VALUES - 1024  # of fewer values a CPU compiles nothing, even if they are padded for 1024 ranks
+UNPADDED = COMPILED_VALUES - 1024  # a CPU compiles nothing for fewer values, even after padding for 1024 ranks
 
 
 class Checks:
-    """Checks of arguments. Each method checks those of the compressor's method of the same name, and returns them."""
+    """Methods that check the arguments of the compressor's methods with the same names, and return these arguments."""
 
     def row_bytes(self: Any, n: int) -> tuple[Any, ...]:
         return (integer("n", n, 0, MOST),)
@@ -119,7 +119,7 @@ class Compressor(Doors):
         weights = torch.full((len(packed),), 1 / len(packed), dtype=torch.float32, device=out.device)
         self._unchecked_add(out.zero_(), packed, weights)
 
-    # The methods as a class implements them, without checks. Primitives call these.
+    # These are the methods above without the checks of arguments. Primitives call them.
     _unchecked_row_bytes: Callable[[int], int]
     _unchecked_compress: Callable[[Tensor, Tensor | None, int], Tensor]
     _unchecked_decompress: Callable[[Tensor, int, torch.dtype, Tensor | None], Tensor]

@@ -64,7 +64,7 @@ class Blockwise(Compressor):
         """Return the key as a signed 64-bit number; None if rounding is not random."""
         return (key + (1 << 63)) % (1 << 64) - (1 << 63) if self.stochastic else None
 
-    # `reduce`, which also sets the bool `ok` to True, and `decompress`, which clears `ok` if a value is not finite.
+    # The methods below also set the bool `ok`: `reduce` to True, `decompress` to False if a value is not finite.
 
     def _reduce_with_check(
         self, packed: Tensor, n: int, residual: Tensor | None, key: int, ok: Tensor | None
@@ -122,7 +122,7 @@ class MinMaxUInt8(Blockwise):
 
 @dataclass(frozen=True, repr=False)
 class UInt4(Blockwise):
-    """Four bits per value, as `Uniform(4, rotate=False)`. A block adds 4 bytes: 4.125 bits a value.
+    """Four bits per value x, as `Uniform(4, rotate=False)`. A block adds 4 bytes: 4.125 bits a value.
 
     The error is at most (max − min) / 29.7 or max |x| / 64995 of the block, whichever is larger, plus a few ulps. Zeros
     are exact. With `rotate=True`, the error's squared norm is about 1.2 % of ‖x‖², for any distribution of the values.
@@ -181,9 +181,9 @@ class Float8(Blockwise):
     """Eight bits per value: a float8 number, scaled by a power of two per block.
 
     The error is at most 1/16 of the value in the `format` "e4m3", and 1/8 in "e5m2", for values down to about 2⁻¹⁴
-    (e5m2: 2⁻²⁹) of the block's largest magnitude. Smaller values have the absolute bound of that magnitude. Rounding
-    is to nearest; `stochastic` doubles the bounds. MinMaxUInt8 is more accurate for uniformly distributed values, and
-    Float8 for a mix of small and large values. Zeros are exact. A block adds one byte: 8.0625 bits a value.
+    (e5m2: 2⁻²⁹) of the block's largest magnitude. Smaller values have the absolute bound of the smallest of these.
+    Rounding is to nearest; `stochastic` doubles the bounds. MinMaxUInt8 is more accurate for uniformly distributed
+    values, and Float8 for a mix of small and large values. Zeros are exact. A block adds one byte: 8.0625 bits a value.
 
     Args:
         format: "e4m3" for more precision, or "e5m2" for more range.
@@ -361,7 +361,7 @@ class TopK(Compressor):
         return min(length, max(1, round(self.ratio * length)))
 
     def _counts(self, n: int) -> tuple[int, int, int]:
-        """Return (values of a chunk, kept values of a chunk, kept values of the shorter last chunk of a row of `n`)."""
+        """Return (chunk length, kept values per chunk, kept values in a shorter last chunk) for a row of `n` values."""
         return self.chunk, self._kept_of(self.chunk), self._kept_of(n % self.chunk)
 
     def _values(self, packed: Tensor, count: int) -> Tensor | None:

@@ -21,7 +21,7 @@ def tiled(n: int, tile: int) -> list[tuple[int, int, bool]]:
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
-    """Launch a kernel, if it has programs, on its first argument's device. Triton would use the current device."""
+    """Launch a kernel on the device of its first argument, current or not. If `programs` is 0, do nothing."""
     if programs:
         device = arguments[0].device
         there = device.type != "cuda" or device.index == torch.cuda.current_device()  # as on a lane

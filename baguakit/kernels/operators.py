@@ -1,8 +1,8 @@
 """All operations, dispatched by device: CUDA tensors use the kernels, other tensors the definition.
 
 `mixing.py`, `topk.py` and `blockwise/definition.py` document the operations in full. While torch records, an operation
-is called as an operator of torch, otherwise as a plain function: a dispatch by torch takes the host longer than the
-launch of a kernel, on a thread that backward waits for.
+is called as an operator of torch, otherwise as a plain function, because torch's dispatch of an operator takes the host
+longer than the launch of a kernel, and backward may wait for the host.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -94,14 +94,14 @@ def _fake_select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | No
 
 @partial(Operator, mutates={"residual"}, name="topk_select", fake=_fake_select)
 def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the places and values of the `k` largest per chunk of `x` (rows, n); `rest` in a shorter last chunk."""
+    """Return the positions and values of the `k` largest per chunk of `x` (rows, n); `rest` in a shorter chunk."""
     selected: tuple[Tensor, Tensor] = _home(x, "topk", residual).select(x, chunk, k, rest, residual)
     return selected
 
 
 @partial(Operator, mutates={"packed", "ok"}, name="topk_join_")
 def join_(packed: Tensor, places: Tensor, values: Tensor | None, chunk: int, ok: Tensor | None) -> None:
-    """Write places, and values (fp32) if they are given, to packed rows."""
+    """Write positions (`places`), and values (fp32) if they are given, to packed rows."""
     _home(packed, "topk").join_(packed, places, values, chunk, ok)
 
 

@@ -15,9 +15,9 @@ A packed row holds the positions, then zeros up to a multiple of 16 bytes, then 
 log₂(chunk) bits in planes of whole bytes (`blockwise/format.py`); values are in fp32, or as a compressor packs them.
 Rows are added one after another. The positions in a row are distinct, so the order within a row does not matter.
 
-This file is the definition, which CPU tensors use; `topk_gpu.py` gives the same result on GPUs. It uses NumPy's
-partition, which takes a tenth of the time of torch's. First it reduces a chunk to few candidates: it cuts the chunk in
-groups. At least k sizes reach the k-th largest of the groups' maxima, so all other sizes are below the threshold.
+This file is the definition, which CPU tensors use; `topk_gpu.py` gives the same result on GPUs. The definition uses
+NumPy's partition, which takes a tenth of the time of torch's. First it cuts a chunk in groups, and drops all sizes
+below the k-th largest of the groups' maxima: k maxima are at least as large, so the threshold is not lower.
 """
 
 from collections.abc import Iterator
@@ -38,9 +38,9 @@ Bits = NDArray[np.int32]
 
 
 def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return positions in chunks (int32) and values (fp32) of the values kept of rows `x`, both (rows, kept per row).
+    """Return the positions in chunks (int32) and the values (fp32) that rows `x` keep, both (rows, kept per row).
 
-    A full chunk keeps `k` values, and a shorter one `rest` values. `residual` (fp32, shape of `x`) gets the others.
+    A full chunk keeps `k` values, a shorter one `rest`. `residual` (fp32, shape of `x`) is set as in the formula above.
     """
     count = x.shape[1] // chunk * k + rest
     places = torch.empty(len(x), count, dtype=torch.int32, device=x.device)

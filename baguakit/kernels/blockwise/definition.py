@@ -16,9 +16,9 @@ from ..cpu.inductor import piecewise
 from ..rotation import in_memory, restore, rotate, signs_of
 from .format import Format, Run, join_, planes_of, split, stripes
 
-# The *units* are in-place functions on a run of blocks, compiled separately on a CPU. `measure_` is not a part of
-# `encode_`, because Inductor would then repeat the work for a block for each value of the block. The *parts* of a row
-# are its headers and, for each plane, its codes.
+# The *units* are in-place functions on a run of blocks, compiled separately on a CPU. `measure_` and `encode_` are two
+# units, because in a single unit Inductor would measure a block again for each of its values. The *parts* of a row are
+# its headers and, for each plane, its codes.
 
 
 def measure_(header: Tensor, scale: Tensor, x: Tensor, format: Format, *draws: Tensor) -> None:
@@ -74,12 +74,12 @@ def add_loss_(residual: Tensor, x: Tensor, times: Tensor, signs: Tensor | None, 
 
 
 def _values(format: Format, header: Tensor, *codes: Tensor) -> Tensor:
-    """Return the decoded values of blocks, in stripes as the codes are packed: a CPU can vectorise this order."""
+    """Return the decoded values of blocks, in the stripes of the packed codes: a CPU can vectorise this order."""
     return format.decode(split(codes, format.bits), header.unsqueeze(-2))
 
 
 def _restored(striped: Tensor, signs: Tensor | None) -> Tensor:
-    """Return blocks with their rotation undone, if `signs` are given. Input and result are in stripes."""
+    """Return blocks without their rotation; unchanged if `signs` is None. Input and result are in stripes."""
     return striped if signs is None else restore(in_memory(striped.flatten(-2)), signs).reshape(striped.shape)
 
 
@@ -196,7 +196,7 @@ def _add_rows_(
 def _tools(
     format: Format, run: Run, rows: int, n: int, values: Tensor, beside: Tensor | None
 ) -> tuple[units.RunUnit, Tensor | None, bool]:
-    """Return the function that runs units on `run`, the signs of any rotation, and whether one call takes all rows.
+    """Return (function that runs units on `run`, signs of the rotation or None, whether one call takes all rows).
 
     A run of one block is not compiled. One call for all rows is cheaper, but compiled units take only 2-d tensors.
     """

@@ -2,7 +2,7 @@
 
     s    = the smallest power of two with max |x| / s ≤ largest, within the bounds below
     code = float8(x / s)                             to the nearest, ties to even; clamped to ± largest
-    x′   = the number of the code · s                |x′ − x| ≤ max(|x| / 2ᵐ⁺¹, s · 2ᵉ⁻ᵐ / 2)
+    x′   = s · the number of the code                |x′ − x| ≤ max(|x| / 2ᵐ⁺¹, s · 2ᵉ⁻ᵐ / 2)
 
     format   m   e     largest          smallest, 2ᵉ⁻ᵐ         m: bits of the mantissa; 2ᵉ: smallest normal number
     e4m3     3   −6    448 = 1.75·2⁸    2⁻⁹                    (torch.float8_e4m3fn)
@@ -21,7 +21,7 @@ Random rounding is unbiased: if |x| / s is between adjacent float8 numbers a < b
 This file is the definition, with torch's casts. `float8_gpu.py` computes the same codes with integers, because casts on
 older GPUs and in Triton's interpreter differ from torch's:
 
-    f    = max(exponent of |x / s| − e + 1, 1)       the field of the exponent
+    f    = max(exponent of |x / s| − e + 1, 1)       the exponent field of the code
     k    = |x / s| · 2ᵐ⁻ᵉ⁻ᶠ⁺¹, rounded               2ᵐ ≤ k ≤ 2ᵐ⁺¹, or less if f = 1
     code = (f − 1) · 2ᵐ + k, with the sign of x      k = 2ᵐ⁺¹ gives the next power of two
 """

@@ -20,7 +20,7 @@ def aligned(count: int) -> int:
 
 
 def planes_of(bits: int) -> tuple[int, ...]:
-    """Return the widths in bits of the planes of a code: powers of two that add up to `bits`, such as (4, 1) for 5."""
+    """Return the bits of each plane of a code: powers of two that add up to `bits`, such as (4, 1) for 5."""
     return tuple(plane for plane in (8, 4, 2, 1) if bits & plane)
 
 
@@ -53,7 +53,7 @@ class Layout(NamedTuple):
     runs: tuple[Run, ...]  # the blocks of a row, whole ones first
 
     def empty(self, rows: int, device: torch.device) -> Tensor:
-        """Return an uninitialised tensor for packed rows, whose padding is zero."""
+        """Return a tensor for packed rows: the padding is zero, all other bytes are uninitialised."""
         packed = torch.empty(rows, self.row, dtype=torch.uint8, device=device)
         for part in self.zeros:
             packed[:, part].zero_()

@@ -1,8 +1,8 @@
-"""The GPU kernels of the operations of `definition.py`, with the same roundings in the same order: the same bytes.
+"""The GPU kernels of the operations in `definition.py`. They round in the same order, so they give the same bytes.
 
 A program holds a tile of whole blocks: tile `first + program % tiles` of row `program // tiles`. Each column of the
 tile is a block. If possible, Triton gives whole columns to a thread, so that sums and exchanges within a block stay in
-registers. Full tiles (`tiled` of `kernels/gpu.py`) need no masks, and read none.
+registers. Full tiles (`tiled` of `kernels/gpu.py`) need no masks.
 
 A kernel takes a format as three functions and two constants. The header of a block is one unsigned integer, its word:
 
@@ -31,7 +31,7 @@ from .format import Format, planes_of, twin_of
 
 BITS, PADDED, ROTATED = (tl.constexpr(place) for place in range(3))  # of FORM
 
-# Write the codes of one plane to bytes, and read them. `join_` and `split` of `format.py` do this for all planes.
+# `join` packs the codes of one plane to bytes, and `split` unpacks them. `format.py` does so for all planes.
 
 
 @triton.jit
@@ -67,9 +67,8 @@ def bytes_at(row_ptr, n, block, PLANE, FORM, BLOCK, WIDTH):
     stored = (width + (BLOCK - 1)) // BLOCK * BLOCK if FORM[PADDED] else width
     byte = tl.arange(0, BLOCK // STRIPES)[:, None]
     at = row_ptr + (block[None, :] * (BLOCK // STRIPES) + byte)
-    # `packed_ptr` is not specialized on its alignment. So Triton knows only the hint below, and gives a thread HELD
-    # bytes. If a thread held 16 codes, each access of a warp to the values would touch parts of many cache lines, but
-    # no whole line.
+    # `packed_ptr` is not specialized on its alignment, so Triton uses only the hint below: a thread holds HELD bytes.
+    # If it held 16 codes, each access of a warp to the values would touch parts of many cache lines, but no whole line.
     HELD: tl.constexpr = min(WIDTH, 4 * PLANE)
     return tl.multiple_of(at, [HELD, HELD]), byte < (stored + (STRIPES - 1)) // STRIPES
 
@@ -243,8 +242,8 @@ def reduce_kernel(
         store(residual_at, load(residual_at, inside if MASKED else None) + lost * count, inside if MASKED else None)
 
 
-# The operations of `definition.py`, with the same arguments. Launches turn off the fusion of multiplication and
-# addition, which would round once where the definition rounds twice.
+# The functions below launch the operations of `definition.py`, with the same arguments. They turn off fused
+# multiply-adds, which would round once where the definition rounds twice.
 
 # TILES is the number of values of a tile. A warp takes WARP values, so that each thread has eight 16-byte loads of fp32
 # in flight. Kernels that compute the range of a block have one warp, so that blocks of up to 1024 values wait for no
@@ -331,7 +330,7 @@ def _count(packed: Tensor) -> Any:
 
 
 def _stride(shape: Sequence[int]) -> int:
-    # A single row begins at the tensor's address. With a stride of zero, its length does not make accesses narrow.
+    # A single row begins at the tensor's address. So its stride is given as zero, which does not limit the alignment.
     return shape[1] if shape[0] > 1 else 0
 
 

@@ -1,6 +1,6 @@
 """One to eight bits per value: each block has a uniform grid of 2ᵇ levels, for b bits.
 
-    top    = 2ᵇ − 1                                  low and high are the minimum and the maximum of the block
+    top    = 2ᵇ − 1                                  low and high: minimum and maximum of a block's values x
     step   = (high / 2 − low / 2) / (top / 2)        at least 2⁻¹²⁶; the halves keep finite blocks from overflow
     bottom = ⌊low · (1 / step) + ½⌋
     code   = ⌊x · (1 / step) + ½⌋ − bottom           clamped to 0 … top

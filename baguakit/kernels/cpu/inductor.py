@@ -1,4 +1,4 @@
-"""Translate units to C++ with Inductor. Only this part of the codec needs Dynamo, and it takes seconds.
+"""Translate units to C++ with Inductor, which takes seconds. Nothing else in the wire formats needs Dynamo.
 
 Inductor writes kernels in C++, and Python code that allocates temporaries and calls the kernels. This file keeps the
 text of the kernels. It runs the Python code twice, with different numbers of rows, and with kernels that only record
@@ -47,7 +47,7 @@ _piecewise: set[Unit] = set()
 
 
 def piecewise(unit: Unit) -> Unit:
-    """Mark a unit whose rows are independent. It then takes a few rows at a time: its temporaries fit in caches."""
+    """Mark a unit whose rows are independent. It runs on a few rows at a time, so that temporaries fit in caches."""
     _piecewise.add(unit)
     return unit
 
@@ -66,7 +66,7 @@ class Kernel:
 
 
 def examples(like: tuple[Any, ...], rows: int) -> list[Any]:
-    """Return random arguments with `rows` rows, else like `like`: values of many magnitudes, and a row of zeros."""
+    """Return random arguments like `like`, but with `rows` rows: values of many magnitudes, and one row of zeros."""
     # A separate generator leaves the user's random numbers unchanged.
     source = torch.Generator().manual_seed(rows)
 
@@ -88,6 +88,7 @@ def write(calls: list[Call]) -> str:
     """Return C++ source with a function `unit_0`, `unit_1` … for each pair (unit, example arguments) of `calls`.
 
     A function takes the addresses of the unit's tensors and the number of rows. It returns 0 if memory sufficed.
+    A unit that cannot be translated is left out, with a warning in the log.
     """
     lines = ["#include <memory>", "#include <cstdint>"]
     for i, (unit, like) in enumerate(calls):
@@ -118,7 +119,7 @@ def _function(name: str, unit: Unit, like: tuple[Any, ...]) -> str:
     tensors = {f"a{i}": part for i, part in enumerate(like) if isinstance(part, Tensor)}
     strides = {a: part[0].nbytes if part.dim() == 2 else 0 for a, part in tensors.items()}
     few, many = (_noted(run, kernels[0].calls, examples(like, rows)) for rows in (FEW, MANY))
-    # A piece has an odd multiple of 16 rows: columns of 2ᵏ rows would all map to a few lines of the cache.
+    # A piece has an odd multiple of 16 rows, because columns of 2ᵏ rows would all map to a few lines of the cache.
     piece = max(PIECE // like[0].shape[1] - 16, 16) if unit in _piecewise and few[1] else "all"
     begins = "\n            ".join(f"char *{a} = all_{a} + begin * {stride};" for a, stride in strides.items())
     calls = "\n            ".join(_statements(few, many))

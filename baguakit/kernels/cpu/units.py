@@ -37,8 +37,8 @@ from torch import Tensor
 from . import inductor
 from .inductor import Call, Unit
 
-# Units are compiled for at least so many values, and so many values in a row. With fewer values compiled code saves
-# less than 0.1 ms a call, which is not worth compiling; on shorter rows a call takes longer than its arithmetic.
+# Units are compiled for calls with at least COMPILED_VALUES values, in rows of COMPILED_ROW or more. With fewer values,
+# compiled code saves less than 0.1 ms a call; with shorter rows, the overhead of a call exceeds its arithmetic.
 COMPILED_VALUES, COMPILED_ROW = 1 << 16, 1 << 12
 PATIENCE = 600.0  # seconds after which a process compiles beside one that comes to no end
 QUIET = 2.0  # seconds that a process waits before it says so
@@ -80,7 +80,7 @@ how: ContextVar[Callable[..., None] | None] = ContextVar("baguakit units", defau
 
 @contextlib.contextmanager
 def eager(instead: Callable[..., None] | None = None) -> Iterator[None]:
-    """Run every unit of this thread uncompiled, or with the function `instead`."""
+    """In a `with` block, run this thread's units uncompiled, but those for large tensors by `instead`, if given."""
     token = how.set(instead)
     try:
         yield
@@ -117,7 +117,7 @@ def runner(kind: Kind, rows: int, n: int) -> RunUnit:
 
 
 def _compile(noted: dict[Key, tuple[Any, ...]]) -> None:
-    """Compile all units in `noted`, for arguments like those in `noted`, in one library, unless all are compiled."""
+    """Compile all units in `noted` to one library, for arguments like those in `noted`, unless all are compiled."""
     with _lock:
         if noted.keys() <= _units.keys():
             return

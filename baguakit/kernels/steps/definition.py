@@ -1,6 +1,7 @@
 """Optimizer steps: the update of weights p and of the optimizer's state (b, or m and v), value by value.
 
-Step t = 1, 2, … has gradients g, rate η, decay λ, momentum μ and dampening d. After g ← factor · g:
+Step t = 1, 2, … has gradients g, rate η, decay λ, momentum μ and dampening d; Adam has β₁, β₂ and ε, Lion β₁ and β₂.
+The step first scales g by clip / grad_scale (see `Conditions`), and then computes:
 
     SGD     g ← g + λ p     b ← μ b + (1 − d) g  (at t = 1: g)     p ← p − η (g + μ b  with Nesterov, else b)
     Adam    g ← g + λ p     AdamW instead:  p ← (1 − η λ) p
@@ -16,8 +17,8 @@ bit for bit if such products are exact (gradients with at most 12 significant bi
 
 Weights in bf16 or fp16 are rounded to nearest at each step, which loses updates that are far smaller than the weights.
 With an fp32 copy of the weights (`master`), the step updates this copy, and nothing is lost. With a `key`, bf16 weights
-are rounded at random without bias: x becomes its upper neighbour with probability (x − below) / (above − below), in 16
-bits, because fp32 has 16 bits more than bf16. A draw depends on key, t and the position of x among all values.
+are rounded at random without bias: x between adjacent bf16 numbers lo < hi becomes hi with probability
+(x − lo) / (hi − lo), a multiple of 2⁻¹⁶. A draw depends on key, t and the position of x among all values.
 
 This file is the definition, which CPU tensors use; `gpu.py` has the same arithmetic for GPUs.
 """
@@ -33,8 +34,8 @@ from torch import Tensor
 from .. import noise
 
 Numbers = tuple[float, ...]
-# The tensors of a step. A column has a dense tensor for each parameter, with the parameter's strides: p and g (fp32,
-# bf16 or fp16), u and v (the optimizer's state, fp32), master (fp32, or None). Columns not needed are left out.
+# The columns of a step, by role: p and g (fp32, bf16 or fp16), u and v (the optimizer's state, fp32), master (fp32,
+# or None). A column has a dense tensor for each parameter, with the parameter's strides. Other roles are left out.
 Columns = dict[str, Sequence[Any]]
 PAYLOAD = 0xFFFF  # the bits that fp32 has beyond bf16
 

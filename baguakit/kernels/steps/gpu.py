@@ -18,7 +18,7 @@ from ..noise import seed_words
 from .definition import Conditions, Update, numbers_of
 from .operators import FIELDS, SUM_TILE, TILE, StepTables
 
-# Positions in the array of numbers on the device, after the seven numbers of an update; then positions in FIELDS.
+# The first line has positions in the device's numbers, after the seven of an update; the second line, in FIELDS.
 FACTOR, SKIP, SEED, SEED_HIGH = (tl.constexpr(place) for place in range(7, 11))
 P_AT, G_AT, U_AT, V_AT, MASTER_AT, LENGTH, START, WHOLE = (tl.constexpr(place) for place in range(len(FIELDS)))
 RECORD = tl.constexpr(len(FIELDS))
@@ -68,7 +68,7 @@ def drawn(x, at, seed, seed_high):
 
 @triton.jit
 def column(record, FIELD, TYPE, WIDE):
-    # This gives a thread four adjacent values of any dtype, so that a thread holds the same values of all columns.
+    # With this hint a thread gets four adjacent values of any dtype, so that it holds the same values of all columns.
     pointer = tl.load(record + FIELD).to(tl.pointer_type(TYPE))
     return tl.multiple_of(pointer, 4 * (TYPE.primitive_bitwidth // 8)) if WIDE else pointer
 
@@ -97,9 +97,8 @@ def gradients(record, tile, at, inside, G, WIDE, BLOCK, LINE, TILE):
 def step_tile(
     record, tile, n, factor, seed, seed_high, RULE, DECAY, NESTEROV, STATES, P, G, MASTER, DRAWN, BLOCK, TILE, WIDE
 ):
-    # A line is a block of packed gradients, or a whole tile. If values move one by one, lines are half as long: Triton
-    # gives a thread as many adjacent values as the widest access to tensors of the same shape takes, and with another
-    # shape than in full tiles, adjacent values belong to adjacent threads.
+    # A line is a block of packed gradients, or a whole tile. Masked lines are half as long, because Triton gives a
+    # thread, for each shape, as many adjacent values as the widest access takes, and masked accesses take one value.
     SPAN: tl.constexpr = TILE if BLOCK is None else BLOCK
     LINE: tl.constexpr = (SPAN if SPAN < TILE else TILE) // (1 if WIDE else 2)
     at = places(tile, LINE, TILE)

@@ -47,7 +47,7 @@ class Fixed:
 
     @cached_property
     def serial(self) -> int:
-        """Return a unique number. The first read assigns it; torch.compile never reads it, and could not assign it."""
+        """Return a unique number. The first read assigns it, outside of traced code: torch.compile could not."""
         return next(_serial)
 
     def __len__(self) -> int:
@@ -229,7 +229,7 @@ def check_gradients(grads: Sequence[Tensor]) -> Sequence[Tensor]:
 
 
 def check_conditions(conditions: Conditions, device: torch.device) -> None:
-    """Raise unless the numbers are valid for tensors on this device."""
+    """Raise unless the conditions of a step are valid for tensors on this device."""
     for name in ("lr", "clip", "grad_scale", "found_inf"):
         check_number(name, getattr(conditions, name), device, 0.0 if name in ("lr", "clip") else -inf)
     taken = conditions.taken
