@@ -108,7 +108,7 @@ class SentFormat(NamedTuple):
     Attributes:
         asked: the requested format; in a report an expression.
         flew: the format that was sent; in a report an expression, a dtype such as "float32", or "nothing".
-        reason: why `asked` and `flew` differ; "" if they do not.
+        reason: why `flew` is not `asked`, or that `asked` saves no bytes; "" if neither.
         part: the part of the network: "flat", "intra" or "inter".
     """
 
