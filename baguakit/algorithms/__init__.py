@@ -1,4 +1,4 @@
-"""Algorithms: each is an expression of stages in windows of the training step.
+"""Algorithms: each combines stages (exchanges between ranks) with windows (parts of the training step).
 
 A function here returns a rule, or a tuple of rules, for `baguakit.attach`. Print the result to see its expression. The
 function raises a TypeError for an argument of a wrong type, and a ValueError for one that is out of range. `attach`

@@ -42,8 +42,8 @@ _engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 class Engine(Life[AttachSetup]):
     """The `Life` of an attachment: its rules, buckets and steps on this rank, from `attach` to `detach`.
 
-    `make(ever)` makes the setup for the parameters that are trainable or in `ever`. Its options `bucket_bytes=` and
-    `order=` set another size and another order of buckets.
+    `make(ever)` makes the setup for the trainable parameters and those in `ever`, which were trainable earlier.
+    Its options `bucket_bytes=` and `order=` set another size and another order of buckets.
     """
 
     def __init__(self, make: Callable[..., AttachSetup], comm: Comm, timeout: Any) -> None:

@@ -1,4 +1,4 @@
-"""Check that optimizers step only with gradients that have landed. With other gradients, ranks would train alone."""
+"""Check that optimizers step only with gradients whose flights have landed; otherwise each rank would train alone."""
 
 import warnings
 from collections.abc import Collection, Iterable, Iterator, Sequence

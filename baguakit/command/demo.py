@@ -308,7 +308,7 @@ class Digits:
 
 
 def network(seed: int, width: int = 512) -> nn.Sequential:
-    """Return a network of 301,066 parameters: quick to compute and slow to send."""
+    """Return a network that is quick to compute and slow to send. With 512 as `width`, it has 301,066 parameters."""
     torch.manual_seed(seed)
     first, last = nn.Linear(SIDE * SIDE, width), nn.Linear(width, DIGITS)
     return nn.Sequential(first, nn.ReLU(), nn.Linear(width, width), nn.ReLU(), last)
@@ -325,7 +325,7 @@ def evaluate(model: nn.Module, digits: Digits) -> tuple[float, Tensor]:
 def prepare(kept: dict[str, Any], rate: float | None) -> tuple[str, tuple[float, float] | None]:
     """Put a communicator and the data into `kept`; limit this rank to `rate` bytes per second from now on. Collective.
 
-    Return in words where the ranks train, and the measured rates (see `measured`; None without `rate`).
+    Return where the ranks train, in words, and the measured rates (see `measured`; None without `rate`).
     """
     device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
     torch.set_num_threads(1)  # ranks share the cores

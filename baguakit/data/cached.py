@@ -34,8 +34,8 @@ class CacheReport:
         misses: samples computed.
         bytes_read, bytes_written: bytes of encoded samples.
         not_stored: samples that a full store did not take.
-        corrupt: samples computed again because the stored bytes were damaged.
-        errors: samples computed because the store failed.
+        corrupt: samples whose stored bytes were damaged.
+        errors: samples for which the store failed to read or write, and calls of `clear` that failed.
     """
 
     hits: int

@@ -81,7 +81,7 @@ class Store(Doors, ABC):
 
 
 def package(name: str, user: str) -> Any:
-    """Import and return an optional package; if it is missing, raise an ImportError that says how to install it."""
+    """Import and return a package that `user` needs; if it is missing, raise an ImportError with the pip command."""
     try:
         return importlib.import_module(name)
     except ImportError:

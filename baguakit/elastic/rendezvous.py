@@ -9,7 +9,7 @@
     over        the round is over
     broken      the reason why the round is over, if ranks did not agree on a pause
     told        `broken` or the plan of a pause has been written
-    alive/r     member r has heard that the round is over, and will come to the next meeting
+    alive/r     member r has heard that the round ends, and will come to the next meeting
     gone/r      member r will not come
     beat/r      a counter that member r increases from time to time
 
@@ -27,8 +27,8 @@ ranks, and waits for a rank whose training hangs, as long as other threads of th
 
     until  =  1 + max_r at_r        rounded up to a multiple of `every`
 
-Here at_r is the number of steps that rank r has made when it hears of the pause. A background thread writes at_r, so no
-rank waits until another rank has ended its step. From then on, rank r computes `until` before it ends a step.
+The plan of the pause sets `every`. at_r is the number of steps that rank r has made when it hears of the pause. Rank r
+writes at_r on a thread, even during a step. Before it ends its next step, it reads all at_r and computes `until`.
 """
 
 import json
@@ -298,7 +298,7 @@ def latest_round(store: Any, known: int) -> int:
 
 
 def tell_broken(store: Any, why: str) -> None:
-    """Tell all ranks of a round that it is over."""
+    """Tell all ranks of a round that it is over, and the reason `why`."""
     store.multi_set(["over", "broken", "told"], [why] * 3)
 
 

@@ -122,7 +122,7 @@ class Rounds:
         self._waiting: list[Future[Any]] = []  # collectives that the program itself calls
 
     def step(self) -> int:
-        """Return the number of steps of this rank; -1 if ranks do not wait for each other."""
+        """Return the number of steps that this rank has made; -1 if ranks do not wait for each other."""
         raise NotImplementedError
 
     def meet(self) -> None:

@@ -65,7 +65,7 @@ STEP, BACKWARD = "step", "backward"
 
 @dataclass(frozen=True)
 class StepRecord:
-    """The times of one optimizer step. It begins when the previous step ends, or when the hooks are set."""
+    """The times of one optimizer step. The step begins when the previous step ends, or when the log is cleared."""
 
     step: int
     begin: Moment

@@ -80,8 +80,8 @@ class RuleRunner:
     air: dict[int, BucketFlight] = field(default_factory=dict)  # by bucket
     to_average: list[Tensor] = field(default_factory=list)  # from a checkpoint of another number of ranks
     tallies: dict[int, Tally] | None = None  # of the latest landed flights, by bucket, if errors are measured
-    # The flights in the air, and those that have landed since the last step ended; None if no step may be lost. If a
-    # step is lost, the state goes back to the copy made before the first of these flights.
+    # The flights in the air, and those that have landed since the last step ended; None if the group cannot change. If
+    # a step is lost, the state goes back to the copy made before the first of these flights.
     journal: list[BucketFlight] | None = None
     current_stage: Stage | None = None  # the stage in this round
 

@@ -74,7 +74,7 @@ class Flat:
             self._show({key: self._together([state[p][key] for p in params]) for key in state[params[0]]}, state)
 
     def fits(self, state: OptimizerState) -> bool:
-        """Return whether weights are at the same addresses, and nobody replaced state or wrote to its single values."""
+        """Return False if the user moved weights in memory, replaced state, or wrote to a state tensor of one value."""
         return (
             self._pointers == [shard_of(p).data_ptr() for p in self.params]
             and all(map(is_, map(state.get, self.params), self._dicts))

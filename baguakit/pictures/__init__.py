@@ -74,13 +74,13 @@ def set_frame(axes: "Axes", legend: str = "", **options: Any) -> None:
 
 @checked
 def consensus_decay(distances: Mapping[Topology, Sequence[float]], size: int) -> "Figure":
-    """Draw the measured distance of n ranks' values x_r from their mean x̄ by round, and its bound by the spectral gap.
+    """Draw, for each round, how far the values x_r of n ranks are from their mean x̄, and the spectral gap's bound.
 
         points   d_t = sqrt( (1/n) Σ_r ‖x_r − x̄‖² )  after t rounds
         line     ρ^t d_0,   ρ = 1 − topology.spectral_gap(n)
 
     The points of a static symmetric topology lie on or below its line. If a topology reaches the exact mean, the legend
-    gives the number of rounds to it, and the line is not drawn.
+    gives the number of rounds to it, and the line is not drawn. For a period above 4,096 rounds there is no line.
 
     Args:
         distances: d_0, d_1, d_2 … by topology. Distances below 10⁻⁸ of the largest d_0 are rounding errors and are not
@@ -88,7 +88,7 @@ def consensus_decay(distances: Mapping[Topology, Sequence[float]], size: int) ->
         size: n, the number of ranks.
 
     Raises:
-        ValueError: `distances` is empty, or a distance is negative or not a number.
+        ValueError: `distances` is empty, a distance is negative or not a number, or a topology has no spectral gap.
     """
     if not distances or not all(len(d) and all(x >= 0 for x in d) for d in distances.values()):
         raise ValueError(f"distances has numbers, 0 or more, for each topology; not {dict(distances)!r}")

@@ -284,11 +284,11 @@ def sparse_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor
     Args:
         x, comm: as in `compressed_mean_`.
         compressor: such as `compressors.TopK(0.01)`.
-        residual: fp32, as long as `x`; overwritten by the part of `x` that this rank did not send.
+        residual: fp32, with as many values as `x`; overwritten by the part of `x` that this rank did not send.
 
     Raises:
         TypeError: a tensor is not floating, or is sparse.
-        ValueError: `residual` is not contiguous, not fp32, or not as long as `x`.
+        ValueError: `residual` is not contiguous or not fp32, or has another number of values than `x`.
     """
     check_comm(comm)
     instance("compressor", compressor, Compressor, "a compressor such as TopK(0.01)")

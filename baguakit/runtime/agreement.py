@@ -173,7 +173,7 @@ def first_said(monitor: Monitor, label: str, text: str) -> str:
 
 
 def _asked(monitor: Monitor, collective: Collective, ask: Callable[[], Any]) -> Any:
-    """Run `ask`, which queries the store, as the work of `collective`. Wait for its result and return it."""
+    """Run `ask`, which queries the store, as the flight of `collective`. Wait for its result and return it."""
     lane = CpuLane("baguakit agree")  # a store that does not answer blocks the thread, which is not joined
     collective.flight = lane.run(ask, collective.label)
     lane.close(wait=False)

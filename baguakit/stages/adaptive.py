@@ -5,7 +5,7 @@
     x   ← Q_b( (1/n) Σ_r Q_b(x_r) )
 
 Q_b(x) is x compressed to b bits per value and decompressed; x_r is the tensor of rank r, and n the number of ranks.
-Every 8 flights each rank measures E_b of its own values and appends its choice to the rows that it packs. So ranks need
+Every 8 flights, each rank measures E_b of its own values, and sends its choice behind its packed values. So ranks need
 no separate messages to agree on b. The largest choice takes effect 4 flights later, so that the host never waits.
 """
 

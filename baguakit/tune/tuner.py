@@ -160,9 +160,9 @@ def autotune(
             bk.tune.autotune(att)
             train()
 
-    Tuning begins after warm-ups. Each setting is used for some steps; the first two are not timed. If rules exchange in
-    every k-th step, a setting is used for a multiple of k steps. New buckets keep the state of stages, except
-    parts that a stage must make anew (`power_sgd`: its factors). Results are the same as with buckets set by hand.
+    Tuning begins after warm-ups. Each setting is used for two steps that are not timed, and then for `steps` steps. If
+    rules exchange in every k-th step, both numbers are rounded up to multiples of k. New buckets keep the state of
+    stages, except parts to be made anew (`power_sgd`: factors). Results are the same as with buckets set by hand.
 
     The setting that was found is a part of `att.state_dict()`: a resumed run uses it and does not tune again.
 
@@ -177,7 +177,7 @@ def autotune(
         A `Tuner`: `tuner.over`, `tuner.best`, `tuner.log`; print it.
 
     Raises:
-        ValueError: a rule is free running, so that ranks are at different steps, or an argument is invalid.
+        ValueError: a rule is free running, or starts or stops by a function, or an argument is invalid.
         TypeError: `att` is not what `bk.attach` returned.
     """
     if not hasattr(att, "tunable"):
