@@ -233,7 +233,7 @@ def check_averaged(name: str, x: Tensor) -> None:
 
 
 def check_apart(params: Sequence[Tensor]) -> None:
-    """Raise a ValueError if dense `params` share memory, or one was expanded: a store to one would change others."""
+    """Raise a ValueError if two dense `params` share memory, or values of an expanded one do: writes would collide."""
     ends = []
     for i, p in enumerate(map(local, params)):
         if any(n > 1 and not s for n, s in zip(p.shape, p.stride(), strict=True)) and p.numel():

@@ -72,7 +72,7 @@ class Hooks:
             hook.remove()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        """Prepare a step. Return new (args, kwargs) for it if it has a closure, else None. args[0] is the optimizer."""
+        """Prepare a step. If the step has a closure, return new (args, kwargs), else None. args[0] is the optimizer."""
         engine, backward = self.engine, self.engine.backward
         if engine.runtime.monitor.error is not None:
             engine.check()

@@ -32,11 +32,11 @@ CPU = torch.device("cpu")
 class BaguaGroup(Methods):
     """The process group of the backend: it uses gloo for tensors on the CPU, and NCCL on a GPU. Collective.
 
-    Compressed collectives run on a lane in the order of the calls, in separate process groups. If a collective hangs,
-    the monitor names the rank at fault. `options` is the object that torch passes to backends.
+    Compressed collectives run on a lane, in the order of the calls, over process groups made for this lane. If a
+    collective hangs, the monitor names the rank at fault. `options` is the object that torch passes to backends.
 
     Raises:
-        ValueError: ranks have different policies, or only some have a GPU; the error names one of these ranks.
+        ValueError: ranks have different policies, or only some ranks have a GPU; the error names a rank that differs.
         PeerError: a rank does not make the group within the timeout.
     """
 

@@ -213,7 +213,7 @@ def all_reduce(x: Tensor, average: bool, compressor: Compressor | None, comm: Co
 def reduce_scatter(
     out: Tensor, x: Tensor | Sequence[Tensor], average: bool, compressor: Compressor | None, comm: Comm
 ) -> None:
-    """Set `out` to the sum or mean over all ranks of this rank's part of `x`; `x` has a part for each rank."""
+    """Sum or average `x` over all ranks, and set `out` to this rank's part of the result. `x` has a part per rank."""
     flat = x.reshape(-1) if isinstance(x, Tensor) else torch.cat([part.reshape(-1) for part in x])
     spread(compressed_reduce_scatter(flat, compressor, comm, average=average, out=room(out, flat)), [out])
 

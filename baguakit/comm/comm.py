@@ -1,4 +1,4 @@
-"""A process group at a round, with methods that send messages. With one rank nothing is sent."""
+"""A process group and the number of its current round, with methods that send messages. A single rank sends nothing."""
 
 import hashlib
 import json

@@ -150,7 +150,7 @@ class Rider:
         return comm._with(_rider=self)
 
     def boards(self, part: str, size: int) -> tuple[Tensor, Tensor] | None:
-        """Return (out, input) to all-gather the flags in a part of the group; None if this was done, or is too long."""
+        """Return (out, input) to all-gather flags in `part`; None if they have been gathered there, or are too long."""
         rows = size * len(self.rows)
         if part in self._parts or rows > self._size or rows * self.rows.shape[1] > LONGEST:
             return None

@@ -61,7 +61,7 @@ class Search:
     looked: float = field(default_factory=time.monotonic)  # when the store last answered or failed
 
     def silence(self) -> float:
-        """Return the seconds since the store last answered; 0 if they are at most `UNANSWERED`."""
+        """Return the seconds since the store last answered or failed; 0 if they are at most `UNANSWERED`."""
         seconds = time.monotonic() - self.looked
         return seconds if seconds > UNANSWERED else 0.0
 

@@ -190,7 +190,7 @@ def _missing(state: Mapping[str, Any], runtime: Runtime[Any], runners: Sequence[
 
 
 def _renamed(state: Mapping[str, Any], here: Sequence[str]) -> dict[str, Any]:
-    """Return a state with the parameter names of this process: prefixes that wrappers had added are removed."""
+    """Return a state whose parameters are named as in this process: without prefixes that wrappers had added."""
     rules = {i: dict(rule) for i, rule in state["rules"].items()}
     known, all_names = set(here), {name for rule in rules.values() for name in rule["parameters"]}
     plain = {name: name if name in known else short for name, short in plain_names(all_names).items()}

@@ -36,9 +36,9 @@ class BaguaStrategy(DDPStrategy):
     """A Lightning strategy for data parallelism, in which an algorithm of this package does the communication.
 
     If weights or state differ between ranks (gossip, local steps, error feedback), a checkpoint has several files: rank
-    0 writes Lightning's file, and each other rank writes a file in the folder `ranks` beside Lightning's file. A fit
-    that resumes on the same number of ranks continues exactly. Evaluation uses rank 0's weights, as with Lightning's
-    DDP. To use the mean of all ranks, call `trainer.strategy.attachment.merge()` in a callback.
+    0 writes Lightning's file, and each other rank writes a file in the folder `ranks` beside it. A fit that resumes on
+    the same number of ranks continues exactly. `validate` and `test` use rank 0's weights, as with Lightning's DDP; in
+    a fit each rank validates its own. To use the mean of all ranks, call `trainer.strategy.attachment.merge()`.
 
     Args:
         algorithm: such as `bk.algorithms.bytegrad()`, or a tuple of rules; or the name of one of

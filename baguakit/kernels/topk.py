@@ -38,7 +38,7 @@ Bits = NDArray[np.int32]
 
 
 def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return the positions in chunks (int32) and the values (fp32) that rows `x` keep, both (rows, kept per row).
+    """Return the positions in chunks (int32) and the values (fp32) kept of rows `x`; both are (rows, kept per row).
 
     A full chunk keeps `k` values, a shorter one `rest`. `residual` (fp32, shape of `x`) is set as in the formula above.
     """

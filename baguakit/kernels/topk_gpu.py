@@ -189,7 +189,7 @@ def options_of(chunk: int) -> dict[str, Any]:
 
 
 def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Select the kept values. Arguments and results are those of the definition."""
+    """Select the kept values. Arguments and results are those of `topk.select`."""
     x = x.contiguous()
     rows, n = x.shape
     places = torch.empty(rows, n // chunk * k + rest, dtype=torch.int32, device=x.device)

@@ -100,9 +100,9 @@ class Flat:
         self.param.grad, self._version = flat, flat._version
 
     def store(self, found: dict[str, Any] | None, state: OptimizerState, unscaled: bool) -> None:
-        """Copy back the weights and the state `found`; also the gradients, if the step changed or `unscaled` them.
+        """Copy back the weights and the state `found`; also the gradients, if the step changed them, or if `unscaled`.
 
-        Raises a TypeError if the optimizer's state cannot be divided among parameters.
+        `unscaled`: the step itself undid the loss scale. Raise a TypeError if a part of the state cannot be divided.
         """
         grad = self.param.grad
         if self.param.data_ptr() != self._weights.data_ptr():  # the optimizer has moved the weights to other memory

@@ -177,7 +177,7 @@ class Differentiable:
         heard = tokens.all_to_all(x, output_split_sizes, input_split_sizes)
 
     All ranks of the group call the same methods in the same order, and run the same backward passes. Methods take a
-    floating tensor, return a new one, and raise the same errors as the primitives of the same names.
+    floating tensor, return a new one, and raise the errors of the primitives that they call.
 
     Args:
         comm: the group.

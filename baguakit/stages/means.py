@@ -185,7 +185,7 @@ class Around(Declared, Stage):
         return self.inner.averages
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of `inner` with data in fp32 at least, plus `copies` copies. One rank makes no copies."""
+        """Return the cost of `inner` with data in fp32 at least, plus `copies` copies (none with one rank)."""
         if place.ranks == 1:
             return self.inner.cost(load, place)
         return self.inner.cost(load.fp32, place) + place.copies(self.copies, load.fp32.size)

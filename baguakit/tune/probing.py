@@ -224,7 +224,7 @@ def link_of(part: str, flows: int, there: Comm, comm: Comm, device: torch.device
         """Return a line fitted to the times of messages. `send(b)` exchanges b bytes, and returns the bytes sent."""
 
         def once(b: int) -> tuple[float, float]:
-            """Return the seconds that one message takes, and its CPU time in seconds, multiplied by `stretch`."""
+            """Return the seconds that one message takes, and `stretch` times the seconds of its CPU time."""
             cpu, began = time.process_time(), now(device)
             send(b)
             ended = now(device)

@@ -53,7 +53,7 @@ def best_of(trials: Sequence[Trial]) -> Trial:
 
 
 def next_of(trials: Sequence[Trial], sizes: Sequence[int], flows: Sequence[int]) -> tuple[int, int] | None:
-    """Return an untried neighbour of the best setting on the grid, other sizes first; None if all have been tried."""
+    """Return an untried grid neighbour of the best setting, of another size if possible; None if all were tried."""
     best, tried = best_of(trials), {trial.setting for trial in trials}
     i, j = sizes.index(best.bucket_bytes), flows.index(best.flows)
     around = [(i + 1, j), (i - 1, j), (i, j + 1), (i, j - 1)]

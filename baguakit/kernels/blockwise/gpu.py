@@ -314,7 +314,7 @@ def options_of(kernel: Any, format: Format, block: int, itemsize: int, masked: b
     device = {"MEASURE": module.measure, "ENCODE": module.encode, "DECODE": module.decode, "FORM": form}
     device |= {"WORD": WORDS[format.header_bytes], "BLOCK": block, "BLOCKS": tile // block, "MASKED": masked}
     width = min(16 // itemsize, 4 * planes_of(format.bits)[0])  # a thread's part of what a warp of 32 holds
-    # Masked values move one by one. A row begins at a multiple of the stride, which limits its alignment.
+    # Masked values move one by one. A row begins at a multiple of the stride, which limits the alignment of the row.
     device |= {"WIDTH": 1 if masked else gcd(width, stride), "NARROW": masked or stride % 16 != 0}
     constants = {name: value for name, value in device.items() if name in kernel.arg_names}
     return constants | {"num_warps": tile // WARP, "enable_fp_fusion": False}

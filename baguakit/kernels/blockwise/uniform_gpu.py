@@ -121,7 +121,7 @@ def decode(codes, word, FORM):
     elif FORM[BITS] == 8 and not FORM[ROTATED]:
         return (codes.to(tl.float32) + bottom[None, :]) * step[None, :]
     else:
-        # Bits give 2²³ + code (with halves: 2²² + code) without slow conversion. bottom − 2²³ is exact: |bottom| < 2¹⁵.
+        # The bits of 2²³ + code (with halves: 2²² + code) need no conversion. bottom − 2²³ is exact: |bottom| < 2¹⁵.
         HALVES: tl.constexpr = FORM[ROTATED]
         shifted = ((codes.to(tl.uint32) << 1) | 0x4A800000) if HALVES else (codes.to(tl.uint32) | 0x4B000000)
         origin = bottom - (4194304.0 if HALVES else 8388608.0)

@@ -66,7 +66,7 @@ class Kernel:
 
 
 def examples(like: tuple[Any, ...], rows: int) -> list[Any]:
-    """Return random arguments like `like`, but with `rows` rows: values of many magnitudes, and one row of zeros."""
+    """Return random arguments like `like`, but with `rows` rows: floats of many magnitudes, with one row of zeros."""
     # A separate generator leaves the user's random numbers unchanged.
     source = torch.Generator().manual_seed(rows)
 
