@@ -121,7 +121,7 @@ def values_at(count: int, chunk: int) -> int:
 def planes(packed: Tensor, count: int, chunk: int) -> tuple[tuple[Tensor, ...], int]:
     """Return the planes that hold the positions of `count` values, and the number of bits of a position."""
     bits = chunk.bit_length() - 1
-    sizes = [-(-count // 8) * plane for plane in packing.planes_of(bits)]
+    sizes = [-(-count // 8) * plane for plane in packing.PLANES[bits]]
     return torch.split(packed[:, : sum(sizes)], sizes, 1), bits
 
 

@@ -21,7 +21,7 @@ def test_split_undoes_join(count, width):
 def joined(codes, count):
     planes = [
         torch.empty(*codes.shape[:-1], -(-codes.shape[-1] * plane // 8), dtype=torch.uint8)
-        for plane in layout.planes_of(count)
+        for plane in layout.PLANES[count]
     ]
     layout.join_(planes, codes, count)
     return planes
@@ -32,7 +32,7 @@ def test_codes_of_other_lengths_are_cut_in_planes(count):
     codes = torch.randint(0, 1 << count, (3, 64), dtype=torch.uint8)
     planes = joined(codes, count)
     assert sum(8 * plane.shape[1] for plane in planes) == 64 * count
-    low = layout.planes_of(count)[0]
+    low = layout.PLANES[count][0]
     assert torch.equal(planes[0], joined(codes & (1 << low) - 1, low)[0])
     assert torch.equal(layout.split(planes, count).flatten(-2).to(torch.uint8), codes)
 
@@ -50,7 +50,7 @@ def test_a_row_is_codes_and_headers_in_sixteens(name):
     assert format.row_bytes(0, block) == 0
     for blocks, rest in ((0, 1), (0, 9), (1, 0), (3, 5), (1 << 12, 0)):
         n, stored = blocks * block + rest, block if format.padded and rest else rest
-        codes = [(blocks * block + stored) * plane / 8 for plane in layout.planes_of(format.bits)]
+        codes = [(blocks * block + stored) * plane / 8 for plane in layout.PLANES[format.bits]]
         parts = [*codes, (blocks + (rest > 0)) * format.header_bytes]
         assert format.row_bytes(n, block) == format.layout(n, block).row == sum(-(-part // 16) * 16 for part in parts)
 

@@ -14,7 +14,7 @@ from .. import noise
 from ..cpu import units
 from ..cpu.inductor import piecewise
 from ..rotation import in_memory, restore, rotate, signs_of
-from .format import Format, Run, join_, planes_of, split, stripes
+from .format import PLANES, Format, Run, join_, split, stripes
 
 # The *units* are in-place functions on a run of blocks, compiled separately on a CPU. `measure_` and `encode_` are two
 # units, because in a single unit Inductor would measure a block again for each of its values. The *parts* of a row are
@@ -28,7 +28,7 @@ def measure_(header: Tensor, scale: Tensor, x: Tensor, format: Format, *draws: T
 
 
 def encode_(header: Tensor, scale: Tensor, x: Tensor, format: Format, *codes_and_draws: Tensor) -> None:
-    planes = len(planes_of(format.bits))
+    planes = len(PLANES[format.bits])
     codes, draws = codes_and_draws[:planes], codes_and_draws[planes:]
     draw = None
     for start_and_seed in draws:  # one, or none
@@ -55,7 +55,7 @@ def unpack_(out: Tensor, signs: Tensor | None, format: Format, *parts: Tensor) -
 def accumulate_(total: Tensor, weights: Tensor, format: Format, *parts: Tensor) -> None:
     """Add each packed row times its weight to `total`. `parts` has the parts of row 0, then the parts of row 1, …"""
     value = stripes(total, format.bits)
-    count = 1 + len(planes_of(format.bits))
+    count = 1 + len(PLANES[format.bits])
     for row in range(len(parts) // count):
         value = value + _values(format, *parts[row * count : (row + 1) * count]) * weights[row]
     _write_(total, value, format)

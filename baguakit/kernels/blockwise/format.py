@@ -19,9 +19,8 @@ def aligned(count: int) -> int:
     return (count + 15) // 16 * 16
 
 
-def planes_of(bits: int) -> tuple[int, ...]:
-    """Return the bits of each plane of a code: powers of two that add up to `bits`, such as (4, 1) for 5."""
-    return tuple(plane for plane in (8, 4, 2, 1) if bits & plane)
+# The bits of each plane of a code, by its bits: powers of two that add up to them, such as (4, 1) for 5.
+PLANES = tuple(tuple(plane for plane in (8, 4, 2, 1) if bits & plane) for bits in range(16))
 
 
 class Run(NamedTuple):
@@ -72,7 +71,7 @@ def join_(planes: Sequence[Tensor], codes: Tensor, bits: int) -> None:
         planes[0].copy_(codes)
         return
     shift, codes = 0, codes.int()
-    for bytes_, plane in zip(planes, planes_of(bits), strict=True):
+    for bytes_, plane in zip(planes, PLANES[bits], strict=True):
         part = codes >> shift if shift else codes
         shift += plane
         if plane < 8 and shift < bits:  # of more than a byte only the lowest eight bits are copied
@@ -89,7 +88,7 @@ def split(planes: Sequence[Tensor], bits: int) -> Tensor:
     if bits == 8:
         return planes[0].unsqueeze(-2)
     codes, shift = None, 0
-    for bytes_, plane in zip(planes, planes_of(bits), strict=True):
+    for bytes_, plane in zip(planes, PLANES[bits], strict=True):
         part = bytes_.unsqueeze(-2).int()
         if plane < 8:  # whole bytes come first, and are their codes' lowest eight bits as they are
             shifts = torch.arange(0, 8, plane, device=bytes_.device, dtype=torch.int32).unsqueeze(-1)
@@ -102,7 +101,7 @@ def split(planes: Sequence[Tensor], bits: int) -> Tensor:
 
 def stripes(values: Tensor, bits: int) -> Tensor:
     """Return values (…, w), padded with zeros, as the stripes (…, count, width) of codes of `bits` bits."""
-    count = 8 // planes_of(bits)[0]
+    count = 8 // PLANES[bits][0]
     if values.shape[-1] % count:
         values = torch.nn.functional.pad(values, (0, -values.shape[-1] % count))
     return values.view(*values.shape[:-1], count, values.shape[-1] // count)
@@ -167,7 +166,7 @@ class Format:
         """Yield how many bytes each plane of `n` codes takes, then how many the headers take."""
         blocks = -(-n // block)
         stored = blocks * block if self.padded else n
-        for plane in planes_of(self.bits):
+        for plane in PLANES[self.bits]:
             yield stored // block * block * plane // 8 + -(-(stored % block) * plane // 8)
         yield blocks * self.header_bytes
 
@@ -187,7 +186,7 @@ class Format:
         for start, stop, width in ends:
             height = -(-(stop - start) // width)
             parts = [(header_at + start // block * self.header_bytes, height * self.header_bytes)]
-            for at, plane in zip(codes_at, planes_of(self.bits), strict=True):
+            for at, plane in zip(codes_at, PLANES[self.bits], strict=True):
                 parts.append((at + start * plane // 8, height * -(-width * plane // 8)))
             places = tuple(slice(begin, begin + length) for begin, length in parts)
             columns, missing = slice(start, stop), height * width - (stop - start)

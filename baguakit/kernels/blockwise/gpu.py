@@ -27,7 +27,7 @@ from torch import Tensor
 from ..gpu import INTERPRETED, byte_of, launch, load, restore, rotate, rounded, signed, store, tiled, uniform
 from ..noise import seed_words
 from ..rotation import signs_of
-from .format import Format, planes_of, twin_of
+from .format import PLANES, Format, twin_of
 
 BITS, PADDED, ROTATED = (tl.constexpr(place) for place in range(3))  # of FORM
 
@@ -313,7 +313,7 @@ def options_of(kernel: Any, format: Format, block: int, itemsize: int, masked: b
     form = format.bits, format.padded, format.rotated, *format.numbers
     device = {"MEASURE": module.measure, "ENCODE": module.encode, "DECODE": module.decode, "FORM": form}
     device |= {"WORD": WORDS[format.header_bytes], "BLOCK": block, "BLOCKS": tile // block, "MASKED": masked}
-    width = min(16 // itemsize, 4 * planes_of(format.bits)[0])  # a thread's part of what a warp of 32 holds
+    width = min(16 // itemsize, 4 * PLANES[format.bits][0])  # a thread's part of what a warp of 32 holds
     # Masked values move one by one. A row begins at a multiple of the stride, which limits the alignment of the row.
     device |= {"WIDTH": 1 if masked else gcd(width, stride), "NARROW": masked or stride % 16 != 0}
     constants = {name: value for name, value in device.items() if name in kernel.arg_names}
