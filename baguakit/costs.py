@@ -309,7 +309,7 @@ class Place(Declared):
 
 
 def piped(q: float, w: float, u: float, P: int = 1, sent: float = 0.0) -> Cost:
-    """Return the cost with T = m + (q + w − m)/P and m = max(w, q + u); the letters are those of the module."""
+    """Return the cost of `sent` bytes: T = m + (q + w − m)/P, z = q + u, m = max(w, z), in the module's letters."""
     z = q + u
     m = max(w, z)
     return Cost(m + (q + w - m) / P, z, sent)

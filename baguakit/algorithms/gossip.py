@@ -295,7 +295,7 @@ def low_precision_decentralized(
 
 @dataclass(frozen=True, repr=False)
 class Choco(Gossip):
-    """CHOCO:  q ← Q(x − r);  r ← r + q;  x ← x + γ (W r − r);  each round has its own r. See the module."""
+    """CHOCO:  q ← Q(x − r);  r ← r + q;  x ← x + γ (W r − r).  Each round of W's period has a separate r."""
 
     gamma: Annotated[float, Range(above=0, most=1)] = 0.5
     needs = ("doubly_stochastic",)

@@ -257,7 +257,7 @@ def transform_(x: Tensor, u: Tensor, layout: list[Span], back: bool = False) -> 
 
 @lru_cache(maxsize=256)
 def cosines(side: int, device: torch.device, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the DCT-II matrix for s = `side`: C_kj = √(2/s) cos(π k (2 j + 1) / 2 s), with row 0 divided by √2."""
+    """Return the DCT-II matrix for s = `side`: C_kj = √(2/s) cos(π k (2 j + 1) / (2 s)), with row 0 divided by √2."""
     k, j = torch.arange(side, dtype=torch.float64).unsqueeze(1), torch.arange(side, dtype=torch.float64)
     c = torch.cos(math.pi * k * (2 * j + 1) / (2 * side)) * math.sqrt(2 / side)
     c[0] *= math.sqrt(0.5)

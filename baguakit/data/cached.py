@@ -149,7 +149,7 @@ class CachedDataset(Dataset[Any]):
         return sample
 
     def _computed(self, troubles: dict[str, str], key: bytes, index: Any) -> Any:
-        """Compute the sample, store it, and return it."""
+        """Compute the sample, try to store it, and return it. Add the failures of the store to `troubles`."""
         if not self.store.shared and get_worker_info() is not None:
             each = "is not shared: each loader worker fills its own; LMDBStore(path) is shared by all"
             warnings.warn(f"{self.store!r} {each}", RuntimeWarning, stacklevel=4)

@@ -148,10 +148,10 @@ class Followed(Generic[T]):
 
         Args:
             consumed: the number of items (samples, or batches of a batch sampler) of this pass that were trained on;
-                None for the number drawn so far. Pass a number if the loader has workers, since they draw items ahead.
+                None: those drawn, which are too many if a loader has workers; after `follow`, those trained.
 
         Raises:
-            ValueError: `consumed` is negative or more than the number of items in this pass.
+            ValueError: `consumed` is more than the items of this pass, or less than those trained before ranks changed.
         """
         now, stretch = self._now, self._now.stretch
         step = self._trained(now) if consumed is None else integer("consumed", consumed, 0) - now.before

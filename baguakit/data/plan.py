@@ -180,7 +180,7 @@ def _last(samples: Indices, rest: int, costs: Costs, ranks: int, limit: Limit) -
 
 @dataclass(frozen=True)
 class Seat:
-    """The state of one rank at the end of a stretch."""
+    """The state of one rank at the end of a stretch: how far it has come in its queue."""
 
     trained: int  # the number of trained items of its queue
     drawn: int  # the number of items drawn from its queue; if the rank is lost, the number of trained items

@@ -175,7 +175,7 @@ class Rendezvous:
         return members_of(self.here)
 
     def _look(self, now: float) -> None:
-        """Read the keys of the meeting once; close the meeting if all have come and this process came first."""
+        """Say that this process waits, and read who has come. If it came first and all have come, close the meeting."""
         self.here.add(f"waits/{self.me.name}", 1)
         said = [Member(**json.loads(line)) for line in self.here.get("came").splitlines()]
         came = list({member.name: member for member in said}.values())  # what each has said last

@@ -52,7 +52,7 @@ class Flags:
         return [(used.view(dtype), ones.view(dtype))]
 
     def begin(self, like: Tensor, comm: Comm) -> tuple[Comm, Callable[[], Any] | None]:
-        """Send the flags with a bucket. Return the Comm for the bucket's flight, and a function to call afterwards.
+        """Send the flags with a bucket. Return the Comm for the bucket's stage, and a function to call after the stage.
 
         Over gloo the flags are a second message at the same time. NCCL sends messages one after another, so the flags
         are sent in the message of the bucket. With one rank nothing is sent, and the function is None.

@@ -132,7 +132,7 @@ class FreeRunner:
 
     @torch.no_grad()
     def advance(self, step: float, weight: int) -> None:
-        """Land flights that have arrived, launch an agreed flight, and join the agreement on the next flight."""
+        """Land arrived flights (if `weight` is 0, drop them); join the next agreement, and launch an agreed flight."""
         self.monitor.check()
         with self.lock:
             self.step, due = step, step >= self.limit

@@ -1,4 +1,4 @@
-"""A CUDA stream as a lane. The host launches the work at once, without a thread."""
+"""A CUDA stream as a lane. The host launches work at once, without a thread; a last phase waits until it is due."""
 
 import contextvars
 from collections.abc import Callable, Iterable

@@ -126,7 +126,7 @@ class Monitor:
     def fly_on(self, device: torch.device) -> None:
         """Set the device of the flights, and for a GPU make the `Fault`.
 
-        If the ranks of the group may change, no `Fault` is needed, because the host waits for every flight on a GPU.
+        No `Fault` is made with one rank, or if ranks may change: the host then waits for every flight on a GPU.
         """
         self.device = device
         self.fault = Fault() if device.type == "cuda" and self.size > 1 and not self.hasty else None

@@ -82,7 +82,7 @@ def serve(address: str = "127.0.0.1", port: int = PORT, *, ready: Callable[[str,
 
     Raises:
         OSError: the server cannot listen on the address.
-        TypeError, ValueError: the address or the port is impossible.
+        TypeError, ValueError: the address or the port is impossible, or `ready` cannot be called.
     """
     text("address", address)
     integer("port", port, 0, 65535)

@@ -170,7 +170,7 @@ def compressed_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Te
                 2 (n − 1)/n bytes per value, plus headers.
 
     Every rank decodes the same bytes, so the results are bitwise equal. If packed shards would take more bytes than the
-    values themselves (few values), this is `mean_`.
+    values themselves, as with very short tensors, this is `mean_`.
 
     Args:
         x: a floating tensor of any shape, or a list of them in one dtype; overwritten and returned.

@@ -54,7 +54,7 @@ class Row:
 
     @property
     def asked(self) -> str:
-        """Return the format that the latest flight was asked for, such as "MinMaxUInt8()"; "" if there is none."""
+        """Return the format requested for the latest landed flight, such as "MinMaxUInt8()"; "" if none was."""
         return " + ".join(dict.fromkeys(way.asked for way in self.latest))
 
     @property
@@ -276,7 +276,7 @@ def make_report(life: Life[Any]) -> Report:
 
 
 def launched_after(runners: Sequence[RuleRunner], log: Logbook) -> float | None:
-    """Return `Report.launched_after`. Forward counts from the step's beginning, since no hook sees forward begin."""
+    """Return `Report.launched_after`. Time counts from the step's beginning, since no hook sees when forward begins."""
     on_gradients = [each for each in runners if each.rule.what == "grad" and not each.rule.delay]
     first: dict[int | None, Any] = {}  # moments, by step
     ledgers = [ledger for runner in on_gradients for ledger in runner.ledgers[:1]]

@@ -74,7 +74,7 @@ class Adaptive(Average):
         return 64 * comm.size
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
-        """Return a dict: `bits` is the current number of bits, and `chosen` the next number, in tensors on the CPU."""
+        """Return `bits`, the current number of bits; `chosen`, the next; `arrived`, an event of its copy to the CPU."""
         self.prepare(bucket.flat, comm)
         pinned = bucket.flat.is_cuda  # so that a choice is copied without a wait
         most = torch.tensor([self.bits[-1]], pin_memory=pinned)
@@ -121,7 +121,7 @@ def choice(stage: Adaptive, x: Tensor, now: int) -> Tensor:
 
 @dataclass(frozen=True, repr=False)
 class Noting(Compressor):
-    """A compressor that puts a note behind each packed row. Decoding adds the largest note of the rows to `heard`."""
+    """A compressor that appends `note`, a number, to each packed row. Decoding appends the rows' largest to `heard`."""
 
     inner: Compressor
     note: Tensor = field(compare=False)  # a report counts flights that are alike

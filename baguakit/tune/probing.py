@@ -310,7 +310,7 @@ class Compute(Declared):
 
 
 def timed(step: Callable[[], Any], model: nn.Module) -> Compute:
-    """Take some training steps without communication, time them, and return the median of each part."""
+    """Take steps without communication, time them after a warm-up, and return the median of each field of `Compute`."""
     params = [p for p in model.parameters() if p.requires_grad]
     device = params[0].device if params else torch.device("cpu")
     forwards: list[Any] = []  # moments at which forward ended

@@ -79,7 +79,7 @@ def _values(format: Format, header: Tensor, *codes: Tensor) -> Tensor:
 
 
 def _restored(striped: Tensor, signs: Tensor | None) -> Tensor:
-    """Return blocks without their rotation; unchanged if `signs` is None. Input and result are in stripes."""
+    """Undo the rotation of blocks, unless `signs` is None. Blocks and result are laid out as `stripes` returns them."""
     return striped if signs is None else restore(in_memory(striped.flatten(-2)), signs).reshape(striped.shape)
 
 

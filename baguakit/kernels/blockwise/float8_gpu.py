@@ -45,7 +45,7 @@ def encode(x, word, scale, draw, FORM):
 @triton.jit
 def decode(codes, word, FORM):
     M: tl.constexpr = FORM[M_AT]
-    # The bits of a code, read as fp32, differ from its value by a power of two, because the exponents' biases differ.
+    # The bits of a code, read as fp32, are its value times a power of two, because the biases of the exponents differ.
     bits, field = codes.to(tl.int8, bitcast=True).to(tl.int32), word.to(tl.int32)
     small = (bits << (23 - M)) & (-0x80000000 | 0x7F << (23 - M))
     s = tl.where(field == 255, NAN, power(field))

@@ -1,6 +1,6 @@
 """The arithmetic of the formats of `uniform.py` for GPUs.
 
-The word of a block is step | bottom << 32 if headers are wide, else step | bottom << 16.
+The word of a block is step | bottom << 32 if headers are wide (two fp32), else step | bottom << 16 (bf16 and int16).
 """
 
 import triton  # type: ignore[import-untyped]

@@ -226,7 +226,7 @@ def _machine() -> list[str]:
 
 @contextlib.contextmanager
 def _folder() -> Iterator[str]:
-    """Yield the folder of libraries; raise an OSError unless this user owns it and nobody else can write to it."""
+    """Yield the folder of libraries; raise an OSError unless this user owns it and nobody else has access to it."""
     base = os.environ.get("XDG_CACHE_HOME", "")
     path = (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "baguakit" / "cpu"
     path.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -189,11 +189,11 @@ WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def check_columns(columns: Columns, names: dict[str, str], drawn: bool, packed: bool = False) -> Columns:
-    """Return the columns if they fit each other. `names` renames u and v in errors; `packed` gradients are not checked.
+    """Return the columns if they fit each other. Errors call u and v by `names`. If `packed`, column g is not checked.
 
     Raises:
-        TypeError: a tensor is not dense, or has a dtype that cannot be stepped.
-        ValueError: counts, sizes, layouts or devices differ, a master is not needed, or a written tensor shares memory.
+        TypeError: a tensor is not dense, or has a dtype that cannot be stepped (if `drawn`, with random rounding).
+        ValueError: counts, sizes, layouts or devices differ, p[i] needs no master, or a written tensor shares memory.
     """
     weights, named = columns["p"], {}
     for name, column in ((names.get(at, at), columns[at]) for at in columns if at != "g" or not packed):
