@@ -228,6 +228,32 @@ def test_no_docstring_begins_with_a_question_word():
     assert not wrong
 
 
+def names_in(tree):
+    """Return the names that a module may define: those that its statements bind, at any depth of its blocks."""
+    bound = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    kinds = (ast.ClassDef, ast.FunctionDef)
+    bound |= {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
+    imports = (node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)))
+    return bound | {(each.asname or each.name).split(".")[0] for node in imports for each in node.names}
+
+
+def test_what_others_import_from_the_package_is_there():
+    """Benchmarks, scripts, examples and tests, also those that `make test` does not run."""
+    missing = []
+    for folder in ("bench", "docs", "examples", "scripts", "tests"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if not isinstance(node, ast.ImportFrom) or (node.module or "").split(".")[0] != "baguakit":
+                    continue
+                home = ROOT.joinpath(*node.module.split("."))
+                file = home / "__init__.py" if home.is_dir() else home.with_suffix(".py")
+                offered = names_in(ast.parse(file.read_text())) if file.exists() else set()
+                offered |= {each.stem for each in home.iterdir()} if home.is_dir() else set()
+                names = [each.name for each in node.names if each.name not in offered]
+                missing += [f"{where(path, node.lineno)} imports {name}" for name in names]
+    assert not missing
+
+
 IMPORT = """
 import sys, threading, os
 import torch, torch.distributed

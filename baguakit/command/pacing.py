@@ -15,6 +15,7 @@ import socket
 import threading
 import time
 from array import array
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 
 import torch
@@ -49,11 +50,14 @@ def written(bits: float) -> str:
 
 def connections() -> dict[str, int]:
     """Return {name: descriptor} of this process's sockets. The kernel never uses a name again."""
-    found = {}
+    return {name: fd for name, fd in links() if name.startswith("socket:")}
+
+
+def links() -> Iterator[tuple[str, int]]:
+    """Yield the name of what each descriptor of this process refers to, and the descriptor."""
     for fd in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # the descriptor of the folder itself is closed by now
-            found[os.readlink(f"/proc/self/fd/{fd}")] = int(fd)
-    return {name: fd for name, fd in found.items() if name.startswith("socket:")}
+            yield os.readlink(f"/proc/self/fd/{fd}"), int(fd)
 
 
 def at(fd: int) -> socket.socket:
@@ -63,8 +67,13 @@ def at(fd: int) -> socket.socket:
 
 def cap(one: socket.socket, bytes_per_second: float) -> None:
     """Limit the rate of a TCP connection; leave a socket of another kind as it is."""
-    if one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM:
+    if is_tcp(one):
         one.setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, min(int(bytes_per_second), MOST))
+
+
+def is_tcp(one: socket.socket) -> bool:
+    """Return whether a socket is one of TCP."""
+    return one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM
 
 
 def unsent(one: int | socket.socket) -> int:
