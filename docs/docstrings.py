@@ -1,5 +1,6 @@
 """Docstrings are Markdown: Napoleon turns their sections into lists, and MyST parses the rest."""
 
+import re
 from typing import Any
 
 from docutils import nodes
@@ -14,6 +15,8 @@ from sphinx.util.docutils import SphinxDirective
 SECTIONS = Config(
     napoleon_use_param=False, napoleon_use_rtype=False, napoleon_custom_sections=[("Attributes", "params_style")]
 )
+
+RANGED = re.compile(r"[~.\w]*Annotated\[([~.\w]+), [~.\w]*Range\([^()]*\)\]")
 
 
 class Markdown(SphinxDirective):
@@ -34,8 +37,15 @@ def _process(app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: l
     lines[:] = [".. markdown::", "", *(f"   {line}" for line in fields)]
 
 
+def _plain(app: Sphinx, what: str, name: str, obj: Any, options: Any, signature: str | None, result: str | None) -> Any:
+    """Show the type of a number without its range, which the docstring says."""
+    shown = [part and RANGED.sub(r"\1", part) for part in (signature, result)]
+    return tuple(shown)
+
+
 def setup(app: Sphinx) -> dict[str, Any]:
     """Parse each docstring that autodoc finds."""
     app.add_directive("markdown", Markdown)
     app.connect("autodoc-process-docstring", _process)
+    app.connect("autodoc-process-signature", _plain)
     return {"parallel_read_safe": True}
