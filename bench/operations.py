@@ -13,7 +13,7 @@ from baguakit.compressors.formats import Blockwise
 from baguakit.kernels import mixing
 from baguakit.kernels import operators as mixing_ops
 from baguakit.kernels.blockwise import definition as blockwise
-from baguakit.kernels.cpu import units
+from baguakit.kernels.inductor import units
 
 from .measuring import DEVICE, Work
 

@@ -10,7 +10,7 @@ from tiers import slow_after
 
 from baguakit.compressors import BFloat16, Compressor, Float8, Float16, MinMaxUInt8, Sign
 from baguakit.compressors.formats import Blockwise
-from baguakit.kernels.cpu import units
+from baguakit.kernels.inductor import units
 
 ALL = everything.compressors(dense=True)
 FAMILIES = [each for each in map(everything.made, everything.usual(everything.COMPRESSORS).values()) if each.dense]

@@ -9,8 +9,8 @@ from torch import Tensor, float32
 
 from ..arguments import Doors, instance, integer, message, real, several, tensor
 from ..expressions import expression
-from ..kernels.cpu import units
-from ..kernels.cpu.units import COMPILED_VALUES
+from ..kernels.inductor import units
+from ..kernels.inductor.units import COMPILED_VALUES
 from ..kernels.operators import uploaded
 
 MOST = 1 << 48  # upper bound on the values of a row: larger numbers are mistakes

@@ -8,16 +8,17 @@ longer than the launch of a kernel, and backward may wait for the host.
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial, update_wrapper
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
 
-from . import mixing
+from . import cpu, mixing
 from .blockwise import definition as blockwise
 from .blockwise.format import FORMATS
-from .cpu import units
+from .inductor import units
 
 Result = TypeVar("Result")
 
@@ -64,11 +65,16 @@ def is_dense(x: Tensor) -> bool:
     return x.is_contiguous() or x.permute(sorted(range(x.dim()), key=x.stride, reverse=True)).is_contiguous()
 
 
+COMPILED = dict[str, Path]()  # the C files of families, by the names of their definitions
+
+
 def _home(x: Tensor, family: str, *written: Tensor | None) -> Any:
-    """Return the module for the device of `x`. On a GPU, count writes to `written`, which autograd does not see."""
-    if x.is_cuda:
+    """Return the module for the device of `x`. Count writes of kernels to `written`, which autograd does not see."""
+    compiled = x.is_cpu and family in COMPILED and cpu.functions(COMPILED[family])
+    if x.is_cuda or compiled:
         increment_version([each for each in written if each is not None])
-    return imported(f".{family}_gpu" if x.is_cuda else f".{family}", __package__)
+    suffix = "_gpu" if x.is_cuda else "_cpu" if compiled else ""
+    return imported(f".{family}{suffix}", __package__)
 
 
 @partial(Operator, mutates={"x"})

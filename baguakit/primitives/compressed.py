@@ -13,7 +13,7 @@ from ..comm import Comm, check_comm
 from ..compressors import Compressor, TopK
 from ..compressors.base import check_dense
 from ..compressors.formats import Blockwise
-from ..kernels.cpu.units import COMPILED_VALUES
+from ..kernels.inductor.units import COMPILED_VALUES
 from .transports import bytes_for, gathered, scattered, shared
 
 P = ParamSpec("P")

@@ -15,7 +15,7 @@ import baguakit as bk
 from baguakit.compressors.formats import Blockwise
 from baguakit.kernels import mixing, topk
 from baguakit.kernels.blockwise import definition as blocks
-from baguakit.kernels.cpu import units
+from baguakit.kernels.inductor import units
 from baguakit.kernels.steps import definition as steps
 from baguakit.kernels.steps import operators as table
 

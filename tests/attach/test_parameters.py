@@ -9,7 +9,7 @@ from torch import nn
 from training import batch, close, flat, loss, mean_loop, net, net_and_sgd, run_steps, sgd
 
 import baguakit as bk
-from baguakit.kernels.cpu import units
+from baguakit.kernels.inductor import units
 
 
 class Odd(nn.Module):
@@ -110,7 +110,7 @@ RULES = {
 
 def first_steps(rules, dtype_name):
     """Return, by algorithm, the number of units that attach compiled, and of those that the steps after it did."""
-    from baguakit.kernels.cpu import units
+    from baguakit.kernels.inductor import units
 
     found = {}
     for name, rule in rules.items():

@@ -7,7 +7,7 @@ import torch
 from pool import ranks
 
 import baguakit as bk
-from baguakit.kernels.cpu import units
+from baguakit.kernels.inductor import units
 from bench.network import collectives, exchanges
 from bench.network.contenders import contender
 from bench.network.table import Table

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from baguakit.kernels.cpu import units
+from baguakit.kernels.inductor import units
 from ptx.plugin import EXECUTED
 
 torch.set_num_threads(1)

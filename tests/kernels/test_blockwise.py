@@ -10,7 +10,7 @@ from tiers import slow_after, slow_unless
 from baguakit.kernels import operators, rotation
 from baguakit.kernels.blockwise import definition as blockwise
 from baguakit.kernels.blockwise import format as layout
-from baguakit.kernels.cpu import units
+from baguakit.kernels.inductor import units
 
 # Less than a block, a block and a rest, and tiles of every kernel that are full, besides one that is not.
 LONG = (2, 2500)

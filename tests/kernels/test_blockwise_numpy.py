@@ -9,7 +9,7 @@ from formats import DTYPES, KEY, MINMAX, Bound, bits, definition, sample, withou
 
 from baguakit.compressors import MinMaxUInt8
 from baguakit.kernels.blockwise import uniform_numpy
-from baguakit.kernels.cpu import units
+from baguakit.kernels.inductor import units
 
 numpy_codec = Bound(uniform_numpy, MINMAX)
 SPECIAL = [0.0, -0.0, 1.0, -1.0, 1e-45, -1e-40, 2.0**-126, 1e-36, 0.1, 3e38, -3.4e38]

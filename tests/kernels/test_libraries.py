@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from baguakit.kernels.cpu import units
+from baguakit.kernels.inductor import units
 
 pytestmark = pytest.mark.skipif(not units.compiler(), reason="no C++ compiler")
 
@@ -169,7 +169,7 @@ began = time.process_time()
 MinMaxUInt8().warm_up("cpu")
 packed = MinMaxUInt8().compress(torch.randn(1, 1 << 20))
 took = time.process_time() - began
-from baguakit.kernels.cpu import units
+from baguakit.kernels.inductor import units
 assert all(made is not key[0] for key, made in units._units.items()), "a unit runs as written"
 assert len(units._units) == 7 and "torch._dynamo" not in sys.modules and "torch._inductor" not in sys.modules
 print(took)

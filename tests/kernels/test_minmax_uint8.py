@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baguakit.kernels import noise
-from baguakit.kernels.cpu import units
+from baguakit.kernels.inductor import units
 
 codec = definition(MINMAX)
 LARGEST = float(np.float32(3.38e38))  # a level half a step beyond is still finite

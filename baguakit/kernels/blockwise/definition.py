@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .. import noise
-from ..cpu import units
-from ..cpu.inductor import piecewise
+from ..inductor import units
+from ..inductor.inductor import piecewise
 from ..rotation import in_memory, restore, rotate, signs_of
 from .format import PLANES, Format, Run, join_, split, stripes
 
