@@ -36,6 +36,7 @@ LIBRARIES = ("-pthread", "-lm")
 COMMON = Path(__file__).with_name("common.h")
 # Fields of /proc/cpuinfo that identify a processor: libraries are compiled for the processor of this machine.
 PROCESSOR = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features", "isa", "cpu")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # in C a dtype is its place here
 FEW = 1 << 17  # values: for fewer, threads take longer to start than to help
 PATIENCE = 60.0  # seconds after which a process compiles beside one that comes to no end
 

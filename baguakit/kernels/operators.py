@@ -65,7 +65,8 @@ def is_dense(x: Tensor) -> bool:
     return x.is_contiguous() or x.permute(sorted(range(x.dim()), key=x.stride, reverse=True)).is_contiguous()
 
 
-COMPILED = dict[str, Path]()  # the C files of families, by the names of their definitions
+# The C files of families, by the names of their definitions.
+COMPILED = {name: Path(__file__).with_name(f"{name}.c") for name in ("mixing",)}
 
 
 def _home(x: Tensor, family: str, *written: Tensor | None) -> Any:

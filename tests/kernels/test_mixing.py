@@ -5,9 +5,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
+from hostile import KINDS, difference, hostile
 from tiers import slow_after
 
-from baguakit.kernels import mixing, operators
+from baguakit.kernels import cpu, mixing, mixing_cpu, operators
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 LENGTHS = (0, 1, 2047, 2048, 2049, 5000)  # a tile is 2048
@@ -84,8 +85,7 @@ def test_a_product_and_its_sum_are_rounded_once():
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("count", [0, 1, 3, 9])
 def test_mixing_is_a_loop_over_the_tensors(dtype, count):
-    n = 2 * mixing.RUN + 5
-    x, *others = (drawn(n, dtype, seed) for seed in range(count + 1))
+    x, *others = (drawn(2053, dtype, seed) for seed in range(count + 1))
     weights = torch.linspace(0.1, 0.9, count + 1).tolist()
     total = x.double() if dtype == torch.float64 else x.float()
     total = total * weights[0]
@@ -97,7 +97,7 @@ def test_mixing_is_a_loop_over_the_tensors(dtype, count):
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_landing_replaces_what_has_not_moved_and_keeps_what_has(dtype):
-    before, result = drawn(mixing.RUN + 9, dtype, 0), drawn(mixing.RUN + 9, dtype, 1)
+    before, result = drawn(1033, dtype, 0), drawn(1033, dtype, 1)
     x = before.clone()
     mixing.land_(x, result, before)
     assert torch.equal(x, result)
@@ -158,6 +158,58 @@ def test_kernels_equal_the_definition_at_the_ends_of_the_range(dtype, kernels, d
     mixing.land_(landed, y, z)
     kernels.land_(ours, y.to(device), z.to(device))
     assert same(ours, landed)
+
+
+# The kernels in C.
+
+
+@pytest.fixture
+def library():
+    if cpu.functions(mixing_cpu.SOURCE) is None:
+        pytest.skip("there is no C compiler")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_c_equals_the_definition_on_hostile_values(dtype, library):
+    for n in (0, 1, 15, 17, 1023, 1024, 1025, 5000):  # a run is 1024
+        for count in range(4):
+            for first in range(len(KINDS)):
+                kinds = [KINDS[(first + i * (1 + count)) % len(KINDS)] for i in range(count + 1)]
+                x, *others = (hostile(kind, max(n, 1), dtype, i)[:n].clone() for i, kind in enumerate(kinds))
+                weights = [0.3, -1.0, 1.0, 0.0][: count + 1]
+                ours = x.clone()
+                mixing_cpu.mix_(ours, others, weights)
+                mixing.mix_(x, others, weights)
+                assert not difference(ours, x), (n, kinds)
+                if count == 2:
+                    lands_alike(torch.where(torch.arange(n) % 3 == 0, x, others[1]), *others)
+
+
+def lands_alike(x, result, before):
+    for good in (None, torch.tensor(True), torch.tensor(False)):
+        ours, theirs = x.clone(), x.clone()
+        mixing_cpu.land_(ours, result, before, good)
+        mixing.land_(theirs, result, before, good)
+        assert not difference(ours, theirs)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_c_equals_the_definition_on_several_threads(dtype, library, monkeypatch):
+    monkeypatch.setattr(cpu, "threads", lambda values: 3)
+    x, *others = (drawn(1 << 16, dtype, seed) for seed in range(3))
+    ours = x.clone()
+    mixing_cpu.mix_(ours, others, [0.5, 0.3, 0.2])
+    mixing.mix_(x, others, [0.5, 0.3, 0.2])
+    assert same(ours, x)
+    lands_alike(x, *others)
+
+
+def test_writes_of_c_are_counted(library):
+    x, y = torch.zeros(3), torch.ones(3)
+    for operation in (lambda: operators.mix_(x, [y], [0.5, 0.5]), lambda: operators.land_(x, y, y + 1, None)):
+        before = x._version
+        operation()
+        assert x._version > before
 
 
 # The operators.
