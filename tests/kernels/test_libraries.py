@@ -1,186 +1,204 @@
-"""Libraries of compiled units: made once for all processes of a user, and loaded only if nobody else made them."""
+"""Compiled families: compiled once for all processes of a user, made again if damaged, and never needed."""
 
-import logging
+import ctypes
+import fcntl
 import multiprocessing
 import os
+import shutil
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
-import torch
 
-from baguakit.kernels.inductor import units
+from baguakit.kernels import cpu
 
-pytestmark = pytest.mark.skipif(not units.compiler(), reason="no C++ compiler")
-
-SOURCE = 'extern "C" int unit_0(float *out, const float *x, long rows) { out[0] = 2 * x[0] + rows; return 0; }'
-
-
-def double_(out: torch.Tensor, x: torch.Tensor) -> None:
-    out.copy_(2 * x)
-
-
-CALL = (double_, (torch.zeros(2, 1), torch.zeros(2, 1)))
+COMPILER = cpu.compiler()
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
+SOURCE = '#include "common.h"\nint doubled(int x) { return 2 * x; }\n'
+COUNTING = """#!/bin/sh
+echo call >> {calls}
+{first}
+exec {compiler} "$@" {more}
+"""
 
 
 @pytest.fixture
 def home(tmp_path, monkeypatch):
-    """A cache of one's own, and a compiler that takes no time and counts what it has made."""
+    """A cache of one's own, a family in C, and a compiler that counts its calls."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(units, "_make", make)
-    monkeypatch.setenv("MADE", str(tmp_path / "made"))
-    units._once.cache_clear()
-    return tmp_path / "cache" / "baguakit" / "cpu"
+    monkeypatch.setenv("CC", str(tmp_path / "cc"))
+    (tmp_path / "family.c").write_text(SOURCE)
+    write_compiler(tmp_path)
+    remembered = cpu._library, cpu._machine, cpu._warn_once
+    for each in remembered:
+        each.cache_clear()
+    yield tmp_path
+    for each in remembered:
+        each.cache_clear()
 
 
-def make(calls, room):
-    with open(os.environ["MADE"], "a") as file:
-        file.write("*")
-    source, library = Path(room, "units.cpp"), Path(room, "units.so")
-    source.write_text(SOURCE)
-    subprocess.run([units.compiler(), "-shared", "-fPIC", "-o", library, source], check=True)
-    return library
+def write_compiler(home, first="", more=""):
+    path = home / "cc"
+    path.write_text(COUNTING.format(calls=home / "calls", first=first, compiler=COMPILER, more=more))
+    path.chmod(0o755)
 
 
-def made() -> int:
-    return len(Path(os.environ["MADE"]).read_text())
+def calls(home) -> int:
+    path = home / "calls"
+    return len(path.read_text().splitlines()) if path.exists() else 0
 
 
-def works() -> bool:
-    out, x = torch.zeros(2, 1), torch.ones(2, 1)
-    (unit,) = units.load([CALL])
-    unit(out, x)
-    return out[0].item() == 4.0  # that of the library, which counts rows
+def works(home) -> bool:
+    """Whether a process that has not loaded the family yet can use it."""
+    cpu._library.cache_clear()
+    library = cpu.functions(home / "family.c")
+    return library is not None and library.doubled(21) == 42
 
 
-def test_what_one_process_has_made_others_load(home):
-    assert works() and works() and made() == 1
-    assert stat.S_IMODE(home.stat().st_mode) == 0o700 and len([*home.glob("*.so")]) == 1
+def folder(home) -> Path:
+    return home / "cache" / "baguakit" / "cpu"
 
 
+@needs_compiler
+def test_later_uses_load_what_the_first_has_compiled(home):
+    assert works(home) and works(home) and calls(home) == 1
+    assert stat.S_IMODE(folder(home).stat().st_mode) == 0o700
+    assert sorted(path.suffix for path in folder(home).iterdir()) == ["", ".so"]  # the lock and the library
+
+
+@needs_compiler
+def test_a_later_process_does_not_call_the_compiler(home):
+    assert works(home)
+    code = (
+        "import sys, pathlib, baguakit.kernels.cpu as cpu; print(cpu.functions(pathlib.Path(sys.argv[1])).doubled(4))"
+    )
+    later = subprocess.run([sys.executable, "-c", code, home / "family.c"], capture_output=True, text=True, check=True)
+    assert later.stdout == "8\n" and calls(home) == 1
+
+
+@needs_compiler
 @pytest.mark.parametrize("damage", [lambda data: data[: len(data) // 2], lambda data: b"", lambda data: data + b"x"])
-def test_a_broken_library_is_made_anew(home, damage):
-    assert works()
-    (path,) = home.glob("*.so")
+def test_a_damaged_library_is_made_again(home, damage):
+    assert works(home)
+    (path,) = folder(home).glob("*.so")
     whole = path.read_bytes()
-    path.unlink()
+    path.unlink()  # this process has loaded it
     path.write_bytes(damage(whole))
-    assert works() and made() == 2
-    assert len([*home.glob("*.so")]) == 1 and works() and made() == 2
+    assert works(home) and calls(home) == 2
+    (path,) = folder(home).glob("*.so")
+    assert works(home) and calls(home) == 2
 
 
-def test_a_folder_that_others_can_write_to_is_not_trusted(home, caplog):
-    assert works()
-    home.chmod(0o770)
-    assert works() and works() and made() == 3
-    assert sum("mode 0700" in record.message for record in caplog.records) == 1
-    home.chmod(0o700)
-    assert works() and made() == 3
+@needs_compiler
+@pytest.mark.parametrize("change", ["source", "compiler", "processor"])
+def test_whatever_the_code_depends_on_has_a_library_of_its_own(home, monkeypatch, change):
+    assert works(home)
+    if change == "source":
+        (home / "family.c").write_text(SOURCE + "\n")
+    elif change == "compiler":
+        write_compiler(home, first="# an update")
+    else:
+        before = cpu._machine
+        monkeypatch.setattr(cpu, "_machine", lambda found: before(found) + b"other")
+    if change != "processor":
+        cpu._machine.cache_clear()
+    assert works(home) and calls(home) == 2 and len([*folder(home).glob("*.so")]) == 2
 
 
-def test_a_folder_of_another_user_is_not_trusted(home, monkeypatch):
-    assert works()
-    monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    assert works() and made() == 2
-
-
-def test_without_a_place_to_keep_it_a_process_makes_its_own(home, monkeypatch, caplog):
-    home.parents[1].mkdir()
-    home.parent.write_text("a file, where a folder should be")
-    assert works() and made() == 1
-    assert sum("no folder can keep it" in record.message for record in caplog.records) == 1
-
-
-@pytest.mark.parametrize("what", ["_machine", "_described"])
-def test_another_machine_or_unit_has_another_library(home, monkeypatch, what):
-    assert works()
-    before = getattr(units, what)
-    other = {"_machine": lambda: [*before(), "other"], "_described": lambda *call: before(*call) + "other"}[what]
-    monkeypatch.setattr(units, what, other)
-    assert works() and made() == 2 and len([*home.glob("*.so")]) == 2
-
-
-def _start(ready, results):
-    torch.set_num_threads(1)
+def _start(home, ready, results):
     ready.wait()
-    results.put(works())
+    results.put(works(home))
 
 
+@needs_compiler
 def test_of_many_processes_one_compiles(home):
-    context = multiprocessing.get_context("fork")  # which keeps the compiler of the test
-    ready, results = context.Barrier(4), context.Queue()
-    processes = [context.Process(target=_start, args=(ready, results)) for _ in range(4)]
+    context = multiprocessing.get_context("fork")
+    ready, results = context.Barrier(6), context.Queue()
+    processes = [context.Process(target=_start, args=(home, ready, results)) for _ in range(6)]
     for process in processes:
         process.start()
-    assert all(results.get(timeout=60) for _ in processes) and made() == 1
+    assert all(results.get(timeout=60) for _ in processes) and calls(home) == 1
     for process in processes:
         process.join()
 
 
-def test_a_lock_ends_with_its_process(home, caplog, monkeypatch):
-    assert works()
-    for path in home.glob("*.so"):
+@needs_compiler
+def test_a_process_that_ends_gives_up_the_lock_and_one_that_hangs_is_not_waited_for(home, monkeypatch):
+    assert works(home)
+    for path in folder(home).glob("*.so"):
         path.unlink()
-    code = "import fcntl, sys; f = open(sys.argv[1], 'w'); fcntl.flock(f, fcntl.LOCK_EX); print('held', flush=True)"
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code + "; sys.stdin.read()", str(home / "lock")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    assert holder.stdout.readline() == b"held\n"
-    monkeypatch.setattr(units, "QUIET", 0.0)
-    heard = Listener(holder.kill)
-    units._log.addHandler(heard)
-    caplog.set_level(logging.INFO, units._log.name)  # it forgets what the logger remembers of its level
-    try:
-        assert works() and made() == 2 and heard.said == 1
-    finally:
-        units._log.removeHandler(heard)
-        holder.kill()
-        holder.communicate()
+    with open(folder(home) / "lock", "w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        monkeypatch.setattr(cpu, "PATIENCE", 0.0)
+        assert works(home) and calls(home) == 2
+        for path in folder(home).glob("*.so"):
+            path.unlink()
+        monkeypatch.setattr(cpu, "PATIENCE", 60.0)
+        found = []
+        waiting = threading.Thread(target=lambda: found.append(works(home)))
+        waiting.start()
+    waiting.join()  # the lock is free
+    assert found == [True] and calls(home) == 3
 
 
-class Listener(logging.Handler):
-    """Does something when it is said that a process waits."""
-
-    def __init__(self, then):
-        super().__init__()
-        self.then, self.said = then, 0
-
-    def emit(self, record):
-        if "waits for another process" in record.getMessage():
-            self.said += 1
-            self.then()
-
-
-def test_a_unit_that_differs_from_its_definition_is_not_used(home, monkeypatch, caplog):
-    monkeypatch.setattr(units, "_units", {})
-    units.call((), double_, *CALL[1])
-    assert units._units[double_, (), 2] is double_
-    assert "its result differs" in caplog.text
-
-
-LATER = """
-import sys, torch, time
-from baguakit.compressors import MinMaxUInt8
-began = time.process_time()
-MinMaxUInt8().warm_up("cpu")
-packed = MinMaxUInt8().compress(torch.randn(1, 1 << 20))
-took = time.process_time() - began
-from baguakit.kernels.inductor import units
-assert all(made is not key[0] for key, made in units._units.items()), "a unit runs as written"
-assert len(units._units) == 7 and "torch._dynamo" not in sys.modules and "torch._inductor" not in sys.modules
-print(took)
-"""
+@needs_compiler
+@pytest.mark.parametrize("spoil", ["shared", "foreign", "a file", "read-only"])
+def test_without_a_folder_of_its_own_a_process_compiles_for_itself(home, monkeypatch, caplog, spoil):
+    if spoil == "shared":
+        assert works(home)
+        folder(home).chmod(0o770)
+    elif spoil == "foreign":
+        assert works(home)
+        monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    elif spoil == "a file":
+        (home / "cache").write_text("a file, where a folder should be")
+    else:
+        monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")  # where root cannot write either
+    before = calls(home)
+    assert works(home) and works(home) and calls(home) == before + 2
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1 and "no folder can keep them" in said[0]
+    assert ("mode 0700" in said[0]) == (spoil in ("shared", "foreign"))
 
 
-@pytest.mark.slow  # two processes import torch
-def test_a_later_process_needs_neither_dynamo_nor_a_second():
-    """In the cache of this user, where the other tests have put it, too."""
-    subprocess.run(
-        [sys.executable, "-c", "from baguakit.compressors import *; MinMaxUInt8().warm_up('cpu')"], check=True
-    )
-    result = subprocess.run([sys.executable, "-c", LATER], check=True, capture_output=True, text=True)
-    assert float(result.stdout) <= 1.0
+def test_without_a_compiler_definitions_run_and_one_line_says_so(home, monkeypatch, caplog):
+    monkeypatch.delenv("CC")
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    assert not works(home) and not works(home)
+    assert len(caplog.records) == 1 and "no C compiler (cc, gcc, clang) was found" in caplog.text
+
+
+@needs_compiler
+def test_a_compiler_that_fails_is_quoted_and_definitions_run(home, caplog):
+    write_compiler(home, first="echo 'no space left on device' >&2; exit 1")
+    assert not works(home)
+    (record,) = caplog.records
+    assert "family.c cannot be compiled" in record.getMessage() and "no space left on device" in record.getMessage()
+    assert cpu.functions(home / "family.c") is None and len(caplog.records) == 1  # it is tried once a process
+
+
+@needs_compiler
+def test_a_compiler_that_does_not_know_the_processor_compiles_without(home):
+    write_compiler(home, first='case "$*" in *native*) echo "unknown option" >&2; exit 1;; esac')
+    assert works(home) and calls(home) == len(cpu.NATIVE)
+
+
+@needs_compiler
+def test_arithmetic_that_is_not_exact_is_refused(home, caplog):
+    write_compiler(home, more="-ffast-math")
+    assert not works(home) and "compiles family.c inexactly" in caplog.text
+
+
+@needs_compiler
+def test_definitions_can_be_asked_for_by_one_thread(home):
+    assert works(home)
+    with cpu.definitions():
+        assert cpu.functions(home / "family.c") is None
+        found = []
+        other = threading.Thread(target=lambda: found.append(cpu.functions(home / "family.c")))
+        other.start()
+        other.join()
+    assert isinstance(found[0], ctypes.CDLL) and cpu.functions(home / "family.c") is found[0]

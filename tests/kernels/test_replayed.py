@@ -1,0 +1,64 @@
+"""Compiled kernels of other compilers, machines and sanitizers give the very bytes of this machine's kernels.
+
+One run of the byte tests records every call of a compiled function: see replay.py. Each variant repeats all of them.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from baguakit.kernels import cpu
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first one waits for the byte tests of all families
+HERE = Path(__file__).parent
+SOURCES = {
+    path.stem if path.stem != "cpu" else path.parent.name: path for path in sorted(cpu.COMMON.parent.rglob("*.c"))
+}
+TESTS = ("blockwise", "float8", "minmax_uint8", "mixing", "rotation", "sign", "steps*", "topk", "uint4")
+X86, ARM = ("-march=native",), ("-static",)
+# By name: compilers, of which the first that is there is taken; flags; what runs the program; threads, 0 as recorded.
+VARIANTS = {
+    "sanitizers": (("gcc",), (*X86, "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"), (), 3),
+    "races": (("gcc",), (*X86, "-g", "-fsanitize=thread"), (), 3),
+    "clang": (("clang", "clang-14"), X86, (), 0),
+    "AVX2": (("gcc",), ("-march=x86-64-v3",), (), 0),
+    "SSE2": (("gcc",), ("-march=x86-64",), (), 0),
+    "clang, SSE2": (("clang", "clang-14"), ("-march=x86-64",), (), 0),
+    "aarch64": (("aarch64-linux-gnu-gcc",), ARM, ("qemu-aarch64",), 0),
+}
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    if shutil.which("gcc") is None:
+        pytest.skip("needs gcc")
+    folder = tmp_path_factory.mktemp("recorded")
+    tests = [str(path) for name in TESTS for path in sorted(HERE.glob(f"test_{name}.py"))]
+    environment = {**os.environ, "RECORDED": str(folder), "PYTHONPATH": str(HERE), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "replay", "-p", "no:xdist", "-m", "not slow", *tests]
+    run = subprocess.run(command, env=environment, cwd=HERE.parents[1], capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-4000:]
+    return folder
+
+
+@pytest.mark.parametrize("family", SOURCES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_it_gives_the_recorded_bytes(recorded, tmp_path, family, variant):
+    compilers, flags, run, threads = VARIANTS[variant]
+    compiler = next(filter(None, map(shutil.which, compilers)), None)
+    if compiler is None or not all(map(shutil.which, run)):
+        pytest.skip(f"needs {' '.join([compilers[0], *run])}")
+    calls, program = recorded / f"{family}.calls", tmp_path / "replay"
+    names = f"-DNAMES={calls.with_suffix('.names').read_text()}"
+    plain = [flag for flag in cpu.FLAGS if flag not in ("-shared", "-fPIC")]
+    sources = ["-include", SOURCES[family], HERE / "replay.c"]
+    subprocess.run(
+        [compiler, *plain, *flags, names, "-I", cpu.COMMON.parent, *sources, "-o", program, *cpu.LIBRARIES], check=True
+    )
+    result = subprocess.run([*run, program, calls, str(threads)], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr[-4000:]
+    assert int(result.stdout.split()[0]) > 0
