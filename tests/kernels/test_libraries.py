@@ -52,7 +52,7 @@ def calls(home) -> int:
 
 
 def works(home) -> bool:
-    """Whether a process that has not loaded the family yet can use it."""
+    """Return whether a process that has not loaded the family yet can use it."""
     cpu._library.cache_clear()
     library = cpu.functions(home / "family.c")
     return library is not None and library.doubled(21) == 42
