@@ -346,10 +346,11 @@ class TopK(Compressor):
 
     def warm_up(self, device: torch.device | str, dtype: torch.dtype = float32, values: int = PROBE) -> None:
         """Compile the code of this compressor before the first step, for a row of `values` values on a device."""
-        if warmed(device, dtype, values) != "cpu" and values:
+        taken = min(values, PROBE) if warmed(device, dtype, values) == "cpu" else values
+        if taken:
             ok = torch.empty((), dtype=torch.bool, device=device)
             for each in dict.fromkeys((float32, dtype)):
-                x = torch.zeros(1, values, dtype=each, device=device)
+                x = torch.zeros(1, taken, dtype=each, device=device)
                 self.compress(x, torch.empty_like(x, dtype=float32))
                 packed = self._compress_with_check(x, None, 0, ok)
                 self.add_(x[0], packed, [1.0])

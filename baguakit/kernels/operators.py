@@ -66,7 +66,7 @@ def is_dense(x: Tensor) -> bool:
 
 
 # The C files of families, by the names of their definitions.
-COMPILED = {name: Path(__file__).with_name(f"{name}.c") for name in ("mixing",)}
+COMPILED = {name: Path(__file__).with_name(f"{name}.c") for name in ("mixing", "topk")}
 
 
 def _home(x: Tensor, family: str, *written: Tensor | None) -> Any:

@@ -15,26 +15,19 @@ A packed row holds the positions, then zeros up to a multiple of 16 bytes, then 
 log₂(chunk) bits in planes of whole bytes (`blockwise/format.py`); values are in fp32, or as a compressor packs them.
 Rows are added one after another. The positions in a row are distinct, so the order within a row does not matter.
 
-This file is the definition, which CPU tensors use; `topk_gpu.py` gives the same result on GPUs. The definition uses
-NumPy's partition, which takes a tenth of the time of torch's. First it cuts a chunk in groups, and drops all sizes
-below the k-th largest of the groups' maxima: k maxima are at least as large, so the threshold is not lower.
+This file is the definition; `topk_gpu.py` and `topk_cpu.py` give the same result on GPUs and CPUs.
 """
 
-from collections.abc import Iterator
-
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from .blockwise import format as packing
 
 NAN = 0x7FC00000  # the bits that are sent for every NaN
 SIZE, INFINITY = 0x7FFFFFFF, 0x7F800000  # the bits of a size; a NaN is larger than infinity
-PIECE = 1 << 20  # values taken at once: fewer take more calls of NumPy, which of 2¹⁵ values are most of the time
-LINE = 64  # neighbours whose maximum is found fast
-
-Bits = NDArray[np.int32]
+OUTSIDE = (
+    "a packed row has a position beyond the end of the {} values; was it packed from as many, and by this compressor?"
+)
 
 
 def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -42,75 +35,25 @@ def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = N
 
     A full chunk keeps `k` values, a shorter one `rest`. `residual` (fp32, shape of `x`) is set as in the formula above.
     """
-    count = x.shape[1] // chunk * k + rest
-    places = torch.empty(len(x), count, dtype=torch.int32, device=x.device)
-    values = torch.empty(len(x), count, dtype=torch.float32, device=x.device)
-    for row in range(len(x)):
-        for columns, slots, width, wanted in pieces(x.shape[1], chunk, k, rest):
-            v = x[row, columns].float() if residual is None else residual[row, columns].copy_(x[row, columns])
-            bits = v.view(torch.int32).numpy().reshape(-1, width)
-            sizes, at = candidates(bits & SIZE, wanted)
-            at = at[largest(np.minimum(sizes, INFINITY + 1), wanted)].reshape(-1, wanted)
-            kept = bits.ravel()[at.ravel()]
-            kept[kept & SIZE > INFINITY] = NAN
-            places[row, slots] = torch.from_numpy(at - np.arange(0, bits.size, width)[:, None]).view(-1)
-            values[row, slots] = torch.from_numpy(kept).view(torch.float32)
-            if residual is not None:  # which is v
-                v[torch.from_numpy(at).view(-1)] = values[row, slots] - values[row, slots]
-    return places, values
+    v, (rows, n) = x.float(), x.shape
+    whole = n // chunk * chunk
+    kept = largest(v[:, :whole].reshape(rows, n // chunk, chunk), k), largest(v[:, None, whole:], rest)
+    index = torch.cat(kept, 1).nonzero()[:, 1].view(rows, n // chunk * k + rest)
+    values = v.gather(1, index)
+    values.view(torch.int32).masked_fill_(values.isnan(), NAN)
+    if residual is not None:
+        residual.copy_(v).scatter_(1, index, values - values)
+    return (index % chunk).int(), values
 
 
-def pieces(n: int, chunk: int, k: int, rest: int) -> Iterator[tuple[slice, slice, int, int]]:
-    """Yield (columns, slots, width, kept) for chunks of one width: `kept` values of each chunk go to the slots."""
-    whole = n // chunk
-    for first in range(0, whole, PIECE // chunk):
-        last = min(first + PIECE // chunk, whole)
-        yield slice(first * chunk, last * chunk), slice(first * k, last * k), chunk, k
-    if n % chunk:
-        yield slice(whole * chunk, n), slice(whole * k, None), n % chunk, rest
-
-
-def largest(sizes: Bits, k: int) -> NDArray[np.bool_]:
-    """Return a mask of the `k` ≥ 1 kept values of each row of sizes, as in the module docstring."""
-    threshold = np.partition(sizes, sizes.shape[1] - k, axis=1)[:, -k, None]
-    kept: NDArray[np.bool_] = sizes >= threshold
-    if np.count_nonzero(kept) > k * len(kept):  # some equals are too many
-        larger, equal = sizes > threshold, sizes == threshold
-        kept = larger | equal & (equal.cumsum(1) <= k - np.count_nonzero(larger, 1, keepdims=True))
-    return kept
-
-
-def candidates(sizes: Bits, k: int) -> tuple[Bits, NDArray[np.int64]]:
-    """Return a row of candidates for each chunk, padded with −1, and their positions; all sizes to keep are in it."""
-    chunks, width = sizes.shape
-    maxima, line = maxima_of(sizes, k)
-    reached = np.minimum(np.partition(maxima, maxima.shape[1] - k, axis=1)[:, -k], INFINITY)
-    found = (maxima if line > 1 else sizes) >= np.maximum(reached, 1)[:, None]
-    if not reached.all():  # of zeros only the first can be kept
-        found[reached == 0, : -(-k // line)] = True
-    at = np.flatnonzero(found)
-    if line > 1:
-        inside = np.flatnonzero(sizes.reshape(-1, line)[at] >= reached[at // (width // line), None])
-        at = at[inside // line] * line + inside % line
-    counts = np.diff(np.searchsorted(at, np.arange(chunks + 1) * width))
-    there = np.arange(counts.max()) < counts[:, None]
-    few, places = np.full(there.shape, -1, np.int32), np.zeros(there.shape, np.int64)
-    few[there], places[there] = sizes.ravel()[at], at
-    return few, places
-
-
-def maxima_of(sizes: Bits, k: int) -> tuple[Bits, int]:
-    """Return the maxima of each chunk's groups, and the length of a group if its values are adjacent, else 1.
-
-    If few values are kept, groups are lines of adjacent values. Else smaller groups of scattered values are faster.
-    """
-    chunks, width = sizes.shape
-    if 8 * k * LINE <= width and width % LINE == 0:
-        return torch.from_numpy(sizes.reshape(chunks, -1, LINE)).amax(2).numpy(), LINE
-    groups = max(LINE, 1 << (4 * k - 1).bit_length())
-    if groups < width and width % groups == 0:
-        return torch.from_numpy(sizes.reshape(chunks, -1, groups)).amax(1).numpy(), 1
-    return sizes, 1
+def largest(v: Tensor, k: int) -> Tensor:
+    """Return whether each value of chunks (rows, chunks, width) is kept: a mask of the shape (rows, chunks · width)."""
+    if not v.numel():
+        return v.bool().flatten(1)
+    sizes = (v.view(torch.int32) & SIZE).clamp(max=INFINITY + 1)
+    threshold = sizes.kthvalue(v.shape[2] - k + 1, keepdim=True).values
+    larger, equal = sizes > threshold, sizes == threshold
+    return (larger | equal & (equal.cumsum(2) <= k - larger.sum(2, keepdim=True))).flatten(1)
 
 
 def values_at(count: int, chunk: int) -> int:
@@ -170,6 +113,8 @@ def add_(
         weights = torch.full((len(packed),), 1 / len(packed), dtype=torch.float32, device=out.device)
     total = out.to(torch.promote_types(out.dtype, torch.float32))
     values, places = parts_of(packed, values, len(out) // chunk * k + rest, chunk, k)
+    if (places >= len(out)).any():
+        raise IndexError(OUTSIDE.format(len(out)))
     for part, index in zip((values * weights.unsqueeze(1)).to(total.dtype), places, strict=True):
         total.index_add_(0, index, part)
     if total is not out:

@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 import torch
 from blind import Two
-from hypothesis import given, settings
+from hostile import KINDS, difference, hostile
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pool import never_waiting
 from tiers import slow_after
 
 from baguakit.compressors import BFloat16, MinMaxUInt8, TopK, UInt2
-from baguakit.kernels import operators, topk
+from baguakit.kernels import cpu, operators, topk, topk_cpu
 from baguakit.stages import ErrorFeedback, SparseMean
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
@@ -29,6 +30,30 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return torch.equal(a.cpu().nan_to_num(12345.0), b.cpu().nan_to_num(12345.0))
 
 
+@pytest.fixture(params=["definition", "C"])
+def on_cpu(request):
+    """The modules that CPU tensors use."""
+    return topk if request.param == "definition" else compiled()
+
+
+@pytest.fixture(params=["C", "Triton"])
+def kernels(request):
+    """The kernels that equal the definition, and the device that they run on."""
+    if request.param == "Triton":
+        from baguakit.kernels import topk_gpu
+
+        return topk_gpu, request.getfixturevalue("device")
+    if request.config.getoption("ptx"):
+        pytest.skip("launches no kernel")
+    return compiled(), "cpu"
+
+
+def compiled():
+    if cpu.functions(topk_cpu.SOURCE) is None:
+        pytest.skip("no C compiler")
+    return topk_cpu
+
+
 # The values that are kept.
 
 
@@ -43,15 +68,15 @@ def by_sorting(row: list[float], k: int) -> list[int]:
 few = st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, INFINITY, -INFINITY, NAN, 1e-45, -1e-45])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(few | st.floats(width=32), min_size=1, max_size=60), st.integers(1, 30), st.data())
-def test_it_is_the_beginning_of_a_stable_sort_of_each_chunk(row, chunk, data):
+def test_it_is_the_beginning_of_a_stable_sort_of_each_chunk(on_cpu, row, chunk, data):
     chunks = [row[at : at + chunk] for at in range(0, len(row), chunk)]
     k, rest = data.draw(st.integers(1, chunk)), data.draw(st.integers(1, max(1, len(row) % chunk)))
     kept = [rest if len(each) < chunk else k for each in chunks]
     x = torch.tensor([row])
     residual = torch.empty_like(x)
-    places, values = topk.select(x, chunk, k, rest if len(row) % chunk else 0, residual)
+    places, values = on_cpu.select(x, chunk, k, rest if len(row) % chunk else 0, residual)
     expected = [by_sorting(x[0, at * chunk :][:chunk].tolist(), kept[at]) for at in range(len(chunks))]
     assert places[0].tolist() == [place for each in expected for place in each]
     at = torch.tensor([first * chunk + place for first, each in enumerate(expected) for place in each])
@@ -100,12 +125,11 @@ def equations(x: torch.Tensor, k: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("kind", LONG)
-def test_chunks_keep_what_the_equations_say(kind, monkeypatch):
-    """Few of lines of neighbours, some of spread groups, and many of all; in pieces of several chunks, and a rest."""
-    monkeypatch.setattr(topk, "PIECE", 8192)
+def test_chunks_keep_what_the_equations_say(on_cpu, kind):
+    """Few, some, many and all of several chunks, and of a rest that may keep more or fewer."""
     x, residual = LONG[kind](5 * 4096 + 1001), torch.empty(1, 5 * 4096 + 1001)
     for k, rest in ((1, 1), (4, 2), (8, 1001), (9, 7), (41, 10), (500, 3), (1500, 1000), (4096, 1)):
-        places, values = topk.select(x, 4096, k, rest, residual)
+        places, values = on_cpu.select(x, 4096, k, rest, residual)
         at = torch.cat([equations(x[:, :20480].view(5, -1), k).flatten(), equations(x[:, 20480:], rest)[0]])
         assert torch.equal(places[0].long(), at)
         at += torch.cat([torch.arange(5).repeat_interleave(k), torch.full((rest,), 5)]) * 4096
@@ -113,7 +137,7 @@ def test_chunks_keep_what_the_equations_say(kind, monkeypatch):
         lost[0, at] -= x[0, at]
         bits = torch.where(x[0, at].isnan(), topk.NAN, x[0, at].view(torch.int32))
         assert torch.equal(values[0].view(torch.int32), bits) and same(residual, lost)
-        again = topk.select(x, 4096, k, rest)
+        again = on_cpu.select(x, 4096, k, rest)
         assert torch.equal(again[0], places) and torch.equal(again[1].view(torch.int32), values.view(torch.int32))
 
 
@@ -224,12 +248,11 @@ def test_what_cannot_be_right_is_refused_at_declaration(arguments, kind, said):
         TopK(**{"ratio": 0.1} | arguments)
 
 
-# The kernel.
+# The kernels.
 
 
-def kernels_agree(x: torch.Tensor, chunk: int, k: int, rest: int, device: str) -> bool:
-    from baguakit.kernels import topk_gpu as kernels
-
+def kernels_agree(kernels, x: torch.Tensor, chunk: int, k: int, rest: int) -> bool:
+    kernels, device = kernels
     residual, ours = torch.empty(x.shape), torch.empty(x.shape, device=device)
     expected = topk.select(x, chunk, k, rest, residual)
     found = kernels.select(x.to(device), chunk, k, rest, ours), kernels.select(x.to(device), chunk, k, rest)
@@ -245,13 +268,13 @@ def bits_of(found: tuple[torch.Tensor, torch.Tensor]) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     "chunk, rows, n, k, rest", [(4096, 1, 1, 0, 1), (64, 2, 200, 5, 3), (1024, 1, 1025, 1024, 1), (512, 2, 1027, 30, 2)]
 )
-def test_the_kernel_equals_the_definition(dtype, chunk, rows, n, k, rest, device):
-    assert kernels_agree(drawn(rows, n, dtype), chunk, k, rest, device)
+def test_the_kernel_equals_the_definition(dtype, chunk, rows, n, k, rest, kernels):
+    assert kernels_agree(kernels, drawn(rows, n, dtype), chunk, k, rest)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, from the interpreter
 @pytest.mark.parametrize("k", slow_after(1, [12, 3, 700]))
-def test_the_kernel_keeps_what_is_not_finite_and_breaks_ties_by_place(k, device):
+def test_the_kernel_keeps_what_is_not_finite_and_breaks_ties_by_place(k, kernels):
     x = torch.full((1, 2000), -2.0)
     x[0, ::3] = 2.0
     x[0, 1900:1905], x[0, 1], x[0, 50:53] = NAN, -NAN, INFINITY
@@ -259,15 +282,14 @@ def test_the_kernel_keeps_what_is_not_finite_and_breaks_ties_by_place(k, device)
         torch.float32
     )
     for dtype in (torch.float32, torch.bfloat16):
-        assert kernels_agree(x.to(dtype), 1024, k, k, device)
-    assert kernels_agree(torch.zeros(1, 2000), 1024, k, k, device)
+        assert kernels_agree(kernels, x.to(dtype), 1024, k, k)
+    assert kernels_agree(kernels, torch.zeros(1, 2000), 1024, k, k)
 
 
 @pytest.mark.parametrize("rows, count", [(1, 1), (2, 9), (1, 520)])
 @pytest.mark.parametrize("chunk", slow_after(2, [4096, 2048, 512, 64]))
-def test_the_kernel_packs_the_bytes_of_the_definition(chunk, rows, count, device):
-    from baguakit.kernels import topk_gpu as kernels
-
+def test_the_kernel_packs_the_bytes_of_the_definition(chunk, rows, count, kernels):
+    kernels, device = kernels
     places = torch.randint(0, chunk, (rows, count), dtype=torch.int32, generator=torch.Generator().manual_seed(0))
     for values in (drawn(rows, count, torch.float32), None):
         size = topk.values_at(count, chunk) + 4 * count * (values is not None)
@@ -280,10 +302,9 @@ def test_the_kernel_packs_the_bytes_of_the_definition(chunk, rows, count, device
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("chunk, n, k, rest", [(64, 200, 40, 3), (4096, 5000, 41, 9), (2048, 7, 5, 5)])
-def test_the_kernel_adds_rows_as_the_definition_does(dtype, chunk, n, k, rest, device):
+def test_the_kernel_adds_rows_as_the_definition_does(dtype, chunk, n, k, rest, kernels):
     """One after another, to what is there or as a mean, with values in the rows or beside them."""
-    from baguakit.kernels import topk_gpu as kernels
-
+    kernels, device = kernels
     x = drawn(3, n, torch.float32) * 10.0 ** torch.tensor([[0.0], [-2.0], [-41.0]])
     places, values = topk.select(x, chunk, k, rest)
     packed = torch.empty(3, topk.values_at(places.shape[1], chunk) + 4 * places.shape[1], dtype=torch.uint8)
@@ -301,9 +322,8 @@ def test_the_kernel_adds_rows_as_the_definition_does(dtype, chunk, n, k, rest, d
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, from the interpreter
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_mean_tells_whether_it_is_finite_after_it_has_been_rounded(dtype, device):
-    from baguakit.kernels import topk_gpu as kernels
-
+def test_a_mean_tells_whether_it_is_finite_after_it_has_been_rounded(dtype, kernels):
+    kernels, device = kernels
     largest = torch.finfo(torch.float32 if dtype == torch.float64 else dtype).max
     for value, finite in ((largest, True), (torch.inf, False), (NAN, False), (1.0035 * largest, False)):
         places, values = torch.tensor([[3]], dtype=torch.int32, device=device), torch.tensor([[value]], device=device)
@@ -314,6 +334,48 @@ def test_a_mean_tells_whether_it_is_finite_after_it_has_been_rounded(dtype, devi
             assert ok
             m.add_(out, packed, None, None, 64, 1, 0, ok)
             assert ok == finite
+
+
+def everything(kernels, x: torch.Tensor, out: torch.Tensor, chunk: int, k: int, rest: int):
+    """Yield the results of all operations on rows `x`: what is sent, what is lost, the mean and a sum onto `out`."""
+    residual = torch.empty(x.shape)
+    places, values = kernels.select(x, chunk, k, rest, residual)
+    yield from (places, values, residual)
+    packed, ok = (
+        torch.empty(len(x), topk.values_at(places.shape[1], chunk) + 4 * places.shape[1]).byte(),
+        torch.ones(()),
+    )
+    kernels.join_(packed, places, values, chunk, ok := ok.bool())
+    total, mean = out.clone(), out.clone()
+    if len(x):
+        kernels.add_(mean, packed, None, None, chunk, k, rest, ok)
+    kernels.add_(total, packed, 0.1 * values, torch.linspace(-1, 3, len(x)), chunk, k, rest)
+    yield from (packed, ok, mean, total)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+def test_c_does_what_the_definition_does_with_hostile_values(kind, dtype, threads, monkeypatch):
+    ours = compiled()
+    monkeypatch.setattr(cpu, "threads", lambda values: threads)
+    for rows, n, chunk, k, rest in (
+        (1, 20000, 4096, 41, 36), (2, 20000, 4096, 4096, 3616), (3, 5000, 512, 300, 200), (2, 2000, 64, 1, 1),
+        (1, 40, 256, 30, 20), (3, 1, 64, 1, 1), (0, 100, 64, 2, 1), (2, 0, 64, 2, 0),
+    ):  # fmt: skip
+        x = torch.stack([*(hostile(kind, max(n, 1), dtype, row)[:n] for row in range(rows)), torch.zeros(n).to(dtype)])
+        out = hostile("many scales", max(n, 1), dtype, 9)[:n]
+        given = x[:rows], out, chunk, k, rest
+        for found, expected in zip(everything(ours, *given), everything(topk, *given), strict=True):
+            assert not difference(found, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_position_beyond_the_end_of_a_row_is_refused(dtype, on_cpu):
+    packed = TopK(0.5, 64).compress(torch.ones(2, 70))
+    packed[1, :20] = 0xFF
+    with pytest.raises(IndexError, match="beyond the end of the 70 values"):
+        on_cpu.add_(torch.zeros(70, dtype=dtype), packed, None, None, 64, 32, 3)
 
 
 class Both(Two):

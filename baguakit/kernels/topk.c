@@ -1,0 +1,223 @@
+/* The k largest values of each chunk: the operations of topk.py, to the byte. Indices of loops that append are 64 bits
+   wide: converting narrower ones would double the time. */
+#include "common.h"
+
+typedef int32_t i32;
+enum { SIZE = 0x7fffffff, NONE = 0x7f800001, MOST = 4096, LINE = 16, SPAN = 1 << 14 };
+
+/* Return how many values a thread takes at once: whole chunks. */
+INLINE i64 span_of(i64 chunk) { return chunk < SPAN ? SPAN / chunk * chunk : chunk; }
+
+/* ---- select ---- */
+
+/* Return how many of n sizes reach `least`. */
+INLINE i64 reaching(const i32 *sizes, i64 n, i32 least)
+{
+    i32 count = 0;
+    for (i64 i = 0; i < n; i++) count += sizes[i] >= least;
+    return count;
+}
+
+/* Return the largest size that at least k of n sizes reach, or any size that exactly k reach: by bisection. */
+static i32 threshold(const i32 *sizes, i64 n, i64 k)
+{
+    i32 low = SIZE, high = 0;
+    for (i64 i = 0; i < n; i++) {
+        low = sizes[i] < low ? sizes[i] : low;
+        high = sizes[i] > high ? sizes[i] : high;
+    }
+    for (i64 reached = n; low < high && reached != k;) {
+        i32 middle = high - (high - low) / 2;
+        i64 count = reaching(sizes, n, middle);
+        if (count >= k)
+            low = middle, reached = count;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
+/* Write the places of all values that can be among the k largest, and their sizes; return how many they are. The k-th
+   largest maximum of lines is not larger than the threshold, because k maxima reach it. */
+static i64 candidates(const i32 *sizes, int n, i64 k, i32 *restrict at, i32 *restrict found)
+{
+    i32 maxima[MOST / LINE], hit[MOST / LINE];
+    i64 lines = (n + LINE - 1) / LINE, hits = 0, count = 0;
+    if (k > lines / 2) { /* too many */
+        for (i32 i = 0; i < n; i++) at[i] = i;
+        memcpy(found, sizes, n * sizeof(i32));
+        return n;
+    }
+    for (i64 i = 0; i < lines; i++) {
+        maxima[i] = sizes[i * LINE];
+        for (i64 j = 1; j < LINE; j++) maxima[i] = maxima[i] > sizes[i * LINE + j] ? maxima[i] : sizes[i * LINE + j];
+    }
+    i32 least = threshold(maxima, lines, k);
+    for (i32 i = 0; i < lines; i++) {
+        hit[hits] = i * LINE;
+        hits += maxima[i] >= least;
+    }
+    for (i64 i = 0; i < hits; i++)
+        for (i32 j = hit[i]; j < hit[i] + LINE; j++) {
+            at[count] = j;
+            found[count] = sizes[j];
+            count += sizes[j] >= least;
+        }
+    return count;
+}
+
+/* Write the places of the k largest of n values, ascending. */
+static void largest(const float *v, int n, i64 k, i32 *restrict places)
+{
+    _Alignas(64) i32 sizes[MOST], at[MOST + 1], found[MOST + 1];
+    for (i64 i = 0; i < n; i++) {
+        i32 size = (i32)(bits_of(v[i]) & SIZE);
+        sizes[i] = size < NONE ? size : NONE;
+    }
+    for (i64 i = n; i % LINE; i++) sizes[i] = -1;
+    i64 count = candidates(sizes, n, k, at, found), last = 0, kept = 0;
+    i32 least = threshold(found, count, k);
+    /* As many equals are kept as are missing; from `last` on, only what exceeds the threshold. */
+    for (i64 equals = k - reaching(found, count, least + 1); equals > 0; last++) equals -= found[last] == least;
+    for (i64 i = 0; i < last; i++) {
+        places[kept] = at[i];
+        kept += found[i] >= least;
+    }
+    for (i64 i = last; kept < k; i++) {
+        places[kept] = at[i];
+        kept += found[i] > least;
+    }
+}
+
+typedef struct {
+    const void *x;
+    float *residual, *values;
+    i32 *places;
+    i64 dtype, n, chunk, k, rest, spans;
+} Select;
+
+static void select_span(const void *context, i64 i)
+{
+    const Select *c = context;
+    i64 row = i / c->spans, span = span_of(c->chunk), start = i % c->spans * span, end = least(start + span, c->n);
+    i64 slot = row * (c->n / c->chunk * c->k + c->rest) + start / c->chunk * c->k;
+    float converted[MOST];
+    for (; start < end; start += c->chunk) {
+        int n = (int)least(c->chunk, c->n - start);
+        i64 k = n == c->chunk ? c->k : c->rest;
+        float *residual = c->residual ? c->residual + row * c->n + start : converted, *values = c->values + slot;
+        const float *v = load(c->x, (int)c->dtype, row * c->n + start, n, residual);
+        i32 *places = c->places + slot;
+        largest(v, n, k, places);
+        for (i64 j = 0; j < k; j++) values[j] = v[places[j]] == v[places[j]] ? v[places[j]] : float_of(0x7fc00000);
+        if (c->residual) {
+            if (v != residual) memcpy(residual, v, n * sizeof(float));
+            for (i64 j = 0; j < k; j++) residual[places[j]] = values[j] - values[j];
+        }
+        slot += k;
+    }
+}
+
+/* x has rows of n values; `residual` may be NULL. */
+void topk_select(const void *x, i64 dtype, float *residual, i32 *places, float *values, i64 rows, i64 n, i64 chunk,
+                 i64 k, i64 rest, i64 threads)
+{
+    Select c = {x, residual, values, places, dtype, n, chunk, k, rest, (n + span_of(chunk) - 1) / span_of(chunk)};
+    parallel(select_span, &c, rows * c.spans, (int)threads);
+}
+
+/* ---- join_ and add_: in a plane of w bytes, value i has bits of byte i % w; i / w tells which ---- */
+
+/* `values` may be NULL; `values_at` is where they begin in a packed row. One thread does it: selecting takes far more. */
+void topk_join(uint8_t *packed, const i32 *places, const float *values, i64 rows, i64 row_bytes, i64 values_at,
+               i64 count, i64 bits, i64 threads)
+{
+    (void)threads;
+    for (i64 row = 0; row < rows; row++, packed += row_bytes, places += count) {
+        memset(packed, 0, values_at);
+        uint8_t *out = packed;
+        for (int plane = 8, shift = 0; plane > 0; plane /= 2)
+            if (bits & plane) {
+                i64 width = (count + 7) / 8 * plane;
+                for (i64 first = 0, to = 0; first < count; first += width, to += plane)
+                    for (i64 i = 0; i < least(width, count - first); i++)
+                        out[i] |= (uint8_t)((places[first + i] >> shift & ((1 << plane) - 1)) << to);
+                out += width, shift += plane;
+            }
+        if (values) memcpy(packed + values_at, values + row * count, count * sizeof(float));
+    }
+}
+
+typedef struct {
+    void *out;
+    const uint8_t *packed, *values;
+    const float *weights;
+    uint8_t *ok;
+    i64 dtype, rows, row_bytes, stride, n, chunk, k, count, bits;
+    int *outside;
+} Add;
+
+/* Write the places of the values first, first + 1, ... of a packed row. */
+static void split(const uint8_t *plane, i64 first, i64 wanted, const Add *c, i32 *restrict places)
+{
+    memset(places, 0, wanted * sizeof(i32));
+    for (int bits = 8, shift = 0; bits > 0; bits /= 2)
+        if (c->bits & bits) {
+            i64 width = (c->count + 7) / 8 * bits;
+            for (i64 i = first, end; i < first + wanted; i = end) {
+                i64 stripe = i / width, at = i - stripe * width;
+                end = least(first + wanted, i - at + width);
+                for (i64 j = 0; j < end - i; j++)
+                    places[i - first + j] |= (plane[at + j] >> stripe * bits & ((1 << bits) - 1)) << shift;
+            }
+            plane += width, shift += bits;
+        }
+}
+
+static void add_span(const void *context, i64 i)
+{
+    const Add *c = context;
+    float converted[MOST];
+    i32 places[MOST];
+    i64 span = span_of(c->chunk), start = i * span, end = least(start + span, c->n);
+    for (; start < end; start += c->chunk) {
+        i64 first = start / c->chunk * c->k, n = least(c->chunk, c->n - start);
+        i64 k = n == c->chunk ? c->k : c->count - first;
+        float *total = c->dtype == FP32 ? (float *)c->out + start : converted;
+        double *wide = c->dtype == FP64 ? (double *)c->out + start : NULL;
+        int outside = 0, broken = 0;
+        if (!c->weights)
+            memset(wide ? (void *)wide : total, 0, n * (wide ? sizeof(double) : sizeof(float)));
+        else if (!wide)
+            load(c->out, (int)c->dtype, start, n, total);
+        for (i64 row = 0; row < c->rows; row++) {
+            float weight = c->weights ? c->weights[row] : (float)(1.0 / (double)c->rows), value;
+            split(c->packed + row * c->row_bytes, first, k, c, places);
+            for (i64 j = 0; j < k; j++) {
+                memcpy(&value, c->values + row * c->stride + (first + j) * sizeof(float), sizeof(float));
+                if (places[j] >= n)
+                    outside = 1;
+                else if (wide)
+                    wide[places[j]] += value * weight;
+                else
+                    total[places[j]] += value * weight;
+            }
+        }
+        if (total == converted && !wide) store(c->out, (int)c->dtype, start, n, total);
+        const float *seen = wide || !c->ok ? total : load(c->out, (int)c->dtype, start, n, converted);
+        for (i64 j = 0; c->ok && j < n; j++) broken |= wide ? !(fabs(wide[j]) < INFINITY) : !(fabsf(seen[j]) < INFINITY);
+        if (broken) __atomic_store_n(c->ok, 0, __ATOMIC_RELAXED);
+        if (outside) __atomic_store_n(c->outside, 1, __ATOMIC_RELAXED);
+    }
+}
+
+/* The values of a row begin `stride` bytes after those of the row before. Without weights `out` becomes the mean, and
+   `ok` may be NULL. Return whether a place was beyond the end of the row: nothing was added there. */
+int topk_add(void *out, i64 dtype, const uint8_t *packed, const uint8_t *values, const float *weights, uint8_t *ok,
+             i64 rows, i64 row_bytes, i64 stride, i64 n, i64 chunk, i64 k, i64 count, i64 bits, i64 threads)
+{
+    int outside = 0;
+    Add c = {out, packed, values, weights, ok, dtype, rows, row_bytes, stride, n, chunk, k, count, bits, &outside};
+    parallel(add_span, &c, (n + span_of(chunk) - 1) / span_of(chunk), (int)threads);
+    return outside;
+}
