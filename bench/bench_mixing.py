@@ -1,7 +1,7 @@
 """Speed of mixing and landing, next to a copy of the same values: `pytest --benchmark bench/bench_mixing.py`
 
 Every result is checked before it is timed. A GPU takes 64 Mi values, a CPU 16 Mi on one thread. The peers are the
-definition as it is written, which on a CPU is what runs, and what `torch.compile` makes of it.
+definition as it is written, and what `torch.compile` makes of it.
 """
 
 import pytest

@@ -6,10 +6,10 @@
 
 Each of p, g and the states is one tensor, or a list with one tensor for every parameter. A table on the device keeps
 the addresses of these tensors; it is made again when an address changes. A step reads the addresses on the host: for
-1,000 parameters this takes a fraction of a millisecond, and for a `Fixed` list no time. On CUDA, a step has one launch
-for each pair of dtypes of p and g. If a number is in a device tensor, a small launch comes first. After a
-first step over the same tensors, a CUDA graph can capture a step, if the numbers that change (`step`, `lr`) are in
-tensors. CPUs run the PyTorch definition, which gives the same bits. All four step functions take these arguments:
+1,000 parameters this takes about a millisecond, and for a `Fixed` list no time. A step has one launch on CUDA, one
+call of C on a CPU, for each pair of dtypes of p and g, with the same bits. If a number is in a CUDA tensor, a small
+launch comes first. After a first step over the same tensors, a CUDA graph can capture a step, if the numbers that
+change (`step`, `lr`) are in tensors. All four step functions take these arguments:
 
     p: parameters in fp32, bf16 or fp16; overwritten.
     g: gradients in fp32, bf16 or fp16.

@@ -20,7 +20,7 @@ With an fp32 copy of the weights (`master`), the step updates this copy, and not
 are rounded at random without bias: x between adjacent bf16 numbers lo < hi becomes hi with probability
 (x − lo) / (hi − lo), a multiple of 2⁻¹⁶. A draw depends on key, t and the position of x among all values.
 
-This file is the definition, which CPU tensors use; `gpu.py` has the same arithmetic for GPUs.
+This file is the definition. The kernels have the same arithmetic: `gpu.py` for GPUs, `cpu.c` for CPUs.
 """
 
 import math
@@ -128,6 +128,12 @@ class Lion:
 
 
 Update = SGD | Adam | Lion
+COUPLED, DECOUPLED = 1, 2  # what a decay is added to: gradients, or weights
+
+
+def decay_of(update: Update) -> int:
+    """Return the code that tells kernels where an update applies its weight decay; 0 if there is none."""
+    return DECOUPLED if getattr(update, "decoupled", False) else COUPLED if update.weight_decay else 0
 
 
 @dataclass(frozen=True)
@@ -191,7 +197,7 @@ def gradient_norm_(norm: Tensor, grads: Sequence[Tensor], found_inf: Tensor | No
     """Write √(Σ g²) of all gradients to `norm`. Set `found_inf`, if given, to 1 if the norm is not finite, else to 0.
 
     Squares and sums are fp64, so that squares of fp32 do not overflow. The root is rounded to fp32. A NaN or an
-    infinity gives a norm of NaN or infinity. GPU kernels sum in another order, which rarely changes the norm.
+    infinity gives a norm of NaN or infinity. Kernels sum in other orders, which rarely changes the norm.
     """
     norms = [torch.linalg.vector_norm(dense(g), dtype=torch.float64) for g in grads]
     total = torch.linalg.vector_norm(torch.stack(norms)) if norms else norm.new_zeros(())

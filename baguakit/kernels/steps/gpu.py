@@ -15,14 +15,15 @@ from torch import Tensor
 from ..blockwise.uniform_gpu import decode
 from ..gpu import launch, load, mix, signed, store, uniform
 from ..noise import seed_words
-from .definition import Conditions, Update, numbers_of
+from . import definition
+from .definition import Conditions, Update, decay_of, numbers_of
 from .operators import FIELDS, SUM_TILE, TILE, StepTables
 
 # The first line has positions in the device's numbers, after the seven of an update; the second line, in FIELDS.
 FACTOR, SKIP, SEED, SEED_HIGH = (tl.constexpr(place) for place in range(7, 11))
 P_AT, G_AT, U_AT, V_AT, MASTER_AT, LENGTH, START, WHOLE = (tl.constexpr(place) for place in range(len(FIELDS)))
 RECORD = tl.constexpr(len(FIELDS))
-COUPLED, DECOUPLED = tl.constexpr(1), tl.constexpr(2)  # what a decay is added to: gradients, or weights
+COUPLED, DECOUPLED = tl.constexpr(definition.COUPLED), tl.constexpr(definition.DECOUPLED)
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16, torch.uint8: tl.uint8}
 PACKED = tl.constexpr((8, False, False))  # the FORM of packed gradients
 
@@ -216,12 +217,6 @@ def numbers_kernel(
     if taken_ptr is not None:
         tl.debug_barrier()  # all threads have read it; one stores
         tl.store(taken_ptr, (before + 1).to(taken_ptr.dtype.element_ty))
-
-
-def decay_of(update: Update) -> int:
-    """Return the code that tells kernels where an update applies its weight decay; 0 if there is none."""
-    how = DECOUPLED if getattr(update, "decoupled", False) else COUPLED
-    return int(how.value) if how is DECOUPLED or update.weight_decay else 0
 
 
 def step_(update: Update, tables: StepTables, conditions: Conditions, block: int | None = None) -> None:

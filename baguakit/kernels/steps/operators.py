@@ -1,9 +1,9 @@
-"""Steps and norms, dispatched by device: CUDA tensors use kernels with cached tables, other tensors the definition.
+"""Steps and norms, dispatched by device: kernels with cached tables, or the definition where there are none.
 
 A table on the device holds the addresses of tensors, and is reused until an address changes. A *record* of a parameter
 has the addresses of its tensors, its length, the position of its first value among all values, and the number of its
-full tiles that can be moved 16 bytes at a time. A *tile* is one word with the index of a record, and the number of the
-tile in this parameter. So a program reads two lines of memory before the values, for any number of tensors.
+full tiles that a GPU can move 16 bytes at a time. A *tile* is one word with the index of a record, and the number of
+the tile in this parameter. So a program reads two lines of memory before the values, for any number of tensors.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,18 +11,22 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import Parameter
 
 from ...arguments import describe, instance, real, several
+from .. import cpu
 from ..operators import imported, is_dense, uploaded
 from . import definition
 from .definition import Columns, Conditions, Update
 
+C_FILE = Path(__file__).with_name("cpu.c")
 FIELDS = ("p", "g", "u", "v", "master", "length", "start", "whole")
 TILE = 1024  # values; with four warps and the four streams of Adam, a thread has eight 16-byte loads in flight
 KEPT = 64  # tables of a cache
@@ -73,14 +77,19 @@ def written(role: Role) -> None:
 def key_of(name: str, role: Role) -> object:
     """Return a key that changes if an address of a role's tensors changes; for p and g, also if a size changes.
 
-    The optimizer's state is as long as p, so it needs no sizes.
+    The optimizer's state is as long as p, so it needs no sizes. On a CPU, where memory is soon used again, the key
+    changes with every fact that `check_columns` looks at.
     """
     if isinstance(role, Fixed):
         return name, role.serial
-    if name == "master":
-        return name, tuple(None if x is None else x.data_ptr() for x in role)
-    sizes = tuple(x.nbytes for x in role) if name in "pg" else None
-    return name, tuple(map(Tensor.data_ptr, role)), role[0].dtype, sizes
+    held = [x for x in role if x is not None] if name == "master" else role
+    key = name, tuple([x is None for x in role]) if name == "master" else None, tuple(map(Tensor.data_ptr, held))
+    if held and held[0].is_cpu:
+        odd = tuple([(i, x.shape, x.stride()) for i, x in enumerate(held) if not x.is_contiguous()])
+        return key, tuple([x.dtype for x in held]), tuple(map(Tensor.numel, held)), odd
+    if name == "master" or not held:
+        return key
+    return key, held[0].dtype, tuple([x.nbytes for x in held]) if name in "pg" else None
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,7 +136,7 @@ def tables_of(columns: Columns) -> StepTables:
     lengths = np.array([x.numel() for x in lead], np.int64)
     records = np.zeros((len(lead), len(FIELDS)), np.int64)
     for name, tensors in columns.items():
-        records[:, FIELDS.index(name)] = [0 if x is None else x.data_ptr() for x in tensors]
+        records[:, FIELDS.index(name)] = [_address(x) for x in tensors]
     aligned = (records % 16 == 0).all(1)
     records[:, FIELDS.index("length")] = lengths
     records[:, FIELDS.index("start")] = np.cumsum(lengths) - lengths
@@ -141,6 +150,13 @@ def tables_of(columns: Columns) -> StepTables:
     numbers = torch.zeros(16, dtype=torch.float32, device=device)
     partials = 0 if "p" in columns else sum(len(tiles) for tiles, _ in by_kind.values())
     return StepTables(by_kind, numbers, torch.zeros(partials, dtype=torch.float64, device=device))
+
+
+def _address(x: Tensor | None) -> int:
+    address = 0 if x is None else x.data_ptr()
+    if x is not None and not address and x.numel():
+        raise TypeError(f"a {type(x).__name__} has no memory of its own, to which a step could write")
+    return address
 
 
 def _tiles(lengths: NDArray[np.int64], tile: int) -> NDArray[np.int64]:
@@ -159,28 +175,43 @@ def step_(
     """Step the tensors of the roles p, g, u, v and master. Roles that the step does not need are left out.
 
     `block` is the block length of packed gradients, else None. `check` raises unless the tensors fit each other, and
-    returns them as lists. On a GPU it is called only for new tensors.
+    returns them as lists. Kernels call it only for new tensors.
     """
-    if not listed(roles["p"])[0].is_cuda:
+    kernels = _kernels(listed(roles["p"])[0])
+    if kernels is None:
         return definition.step_(update, check(), conditions)
     tables = tables_for(roles, (block, conditions.key is not None), check)
-    imported(".gpu", __package__).step_(update, tables, conditions, block)
+    kernels.step_(update, tables, conditions, block)
     for name in roles.keys() & {"p", "master"}:
         written(roles[name])
 
 
+def _kernels(x: Tensor) -> Any:
+    """Return the module of the kernels for the device of `x`; None if there are none."""
+    if x.is_cuda:
+        return imported(".gpu", __package__)
+    compiled = x.is_cpu and type(x) in (Tensor, Parameter) and cpu.functions(C_FILE) is not None
+    return imported(".cpu", __package__) if compiled else None
+
+
 def tables_for(roles: dict[str, Role], options: object, check: Callable[[], Columns]) -> StepTables:
     """Return the tables of tensors, from the cache if their addresses and `options` are known, else after `check`."""
-    key = (options, *(key_of(name, role) for name, role in roles.items()))
-    return TABLES.find(key, listed(roles["p"])[0].device, lambda: tables_of(check()))
+    first = listed(next(iter(roles.values())))[0]
+    try:
+        key = (options, *(key_of(name, role) for name, role in roles.items()))
+    except RuntimeError:  # a tensor without an address, such as a sparse one
+        check()
+        raise
+    return TABLES.find(key, first.device, lambda: tables_of(check()))
 
 
 def gradient_norm_(norm: Tensor, grads: Role, found_inf: Tensor | None, check: Callable[[], Sequence[Tensor]]) -> None:
     """Write the norm of all gradients to `norm`. Set `found_inf`, if given, to 1 if it is not finite, else to 0."""
-    if not norm.is_cuda:
+    kernels = _kernels(norm)
+    if kernels is None:
         return definition.gradient_norm_(norm, check(), found_inf)
-    tables = TABLES.find(("norm", key_of("g", grads)), norm.device, lambda: tables_of({"g": check()}))
-    imported(".gpu", __package__).gradient_norm_(norm, tables, found_inf)
+    tables = tables_for({"g": grads}, "norm", lambda: {"g": check()})
+    kernels.gradient_norm_(norm, tables, found_inf)
 
 
 # Checks of new tensors, before anything is launched.
