@@ -1,6 +1,6 @@
 """Speed of the wire formats, next to a copy of the same values: `pytest --benchmark bench/bench_codec.py`
 
-Every result is checked on 1 Mi values before it is timed. A GPU takes 64 Mi values, a CPU 16 Mi on one thread.
+Every result is checked on 0.25 Mi values before it is timed. A GPU takes 64 Mi values, a CPU 16 Mi on one thread.
 `extra_info` holds the bytes that an operation must read and write, its GB/s, and the share it reaches of the speed of
 the copy, timed in the same run: in bytes (of the copy's GB/s), and in values (the time to copy the fp32 values over the
 time taken).
@@ -14,27 +14,20 @@ import functools
 import pytest
 import torch
 
+from baguakit.command.speed import CHECKED, drawn, operations
 from baguakit.compressors import Float8, MinMaxUInt8, Sign, UInt4
 from baguakit.compressors.formats import Blockwise
 from baguakit.kernels.blockwise import definition as blockwise
 from baguakit.kernels.blockwise.format import Format, join_
-from bench.measuring import DEVICE, GPU, measure
-from bench.operations import add, compress, decompress, drawn, reduce
+from bench.measuring import DEVICE, GPU, as_defined, measure
 
 N = (64 if GPU else 16) << 20
-CHECKED = 1 << 20  # values: the definition as it is written is slow
 FORMATS = (MinMaxUInt8(), UInt4(), Float8(), Sign())
 
 every = pytest.mark.parametrize("codec", FORMATS, ids=repr)
 
 
-OPERATIONS = {
-    "compress": functools.partial(compress, residual=False),
-    "compress, residual": functools.partial(compress, residual=True),
-    "decompress": decompress,
-    "add": add,
-    "reduce": reduce,
-}
+OPERATIONS = {f"{each.family}, {each.name}": each for each in operations() if each.family in map(repr, FORMATS)}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,27 +37,27 @@ def warm():
 
 
 def bench_copy(benchmark):
-    source = drawn(N)
+    source = drawn(N, DEVICE)
     target = torch.empty_like(source)
     assert torch.equal(target.copy_(source), source)
     measure(benchmark, lambda: target.copy_(source), N, 8 * N)
 
 
-@every
-@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("how", ["codec", "eager definition"])
-def bench_operation(benchmark, codec, operation, how):
-    OPERATIONS[operation](CHECKED, codec=codec).check()
-    ready = OPERATIONS[operation](N, codec=codec)
-    work = ready.work if how == "codec" else ready.peers[how]
-    measure(benchmark, work, N, ready.bytes, 15 if how == "codec" else 3)
+def bench_operation(benchmark, name, how):
+    operation = OPERATIONS[name]
+    assert operation.is_right(CHECKED, DEVICE)
+    ours = operation.ready(N, DEVICE)
+    work, repeats = (ours, 15) if how == "codec" else (as_defined(ours), 3)
+    measure(benchmark, work, N, operation.bytes(N), repeats)
 
 
 # What others make of the same values.
 
 
 def values() -> torch.Tensor:
-    return drawn(N).view(1, -1)
+    return drawn(N, DEVICE).view(1, -1)
 
 
 def compiled_unit(codec: Blockwise) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -5,28 +5,33 @@ definition as it is written, and what `torch.compile` makes of it.
 """
 
 import pytest
+import torch
+from torch import Tensor
 
-from bench.measuring import GPU, measure
-from bench.operations import Ready, land, mix
+from baguakit.command.speed import CHECKED, Operation, Work, drawn, operations
+from baguakit.kernels import mixing
+from bench.measuring import DEVICE, GPU, as_defined, measure
 
 N = (64 if GPU else 16) << 20
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles
 
 
-def bench(benchmark, ready: Ready, how: str) -> None:
-    ready.check()
-    measure(benchmark, ready.work if how == "ours" else ready.peers[how], N, ready.bytes, 15 if how == "ours" else 5)
+def land_(x: Tensor, result: Tensor, before: Tensor) -> None:
+    x.copy_(torch.where(x == before, result, x + (result - before)))
 
 
-ways = pytest.mark.parametrize("how", ["ours", "eager definition", "torch.compile"])
+def by_torch_compile(name: str) -> Work:
+    x, *others = (drawn(N, DEVICE, seed).clone() for seed in range(3 if name == "land" else int(name.split()[1])))
+    weights = [1 / (1 + len(others))] * (1 + len(others))
+    compiled = torch.compile(land_ if name == "land" else lambda a, *b: mixing.mix_(a, b, weights), dynamic=False)
+    return lambda: compiled(x, *others)
 
 
-@ways
-@pytest.mark.parametrize("others", [1, 2, 8])
-def bench_mix(benchmark, others, how):
-    bench(benchmark, mix(N, others), how)
-
-
-@ways
-def bench_land(benchmark, how):
-    bench(benchmark, land(N), how)
+@pytest.mark.parametrize("how", ["ours", "eager definition", "torch.compile"])
+@pytest.mark.parametrize("operation", [each for each in operations() if each.family == "mixing"], ids=lambda x: x.name)
+def bench_mixing(benchmark, operation: Operation, how: str):
+    assert operation.is_right(CHECKED, DEVICE)
+    ours = operation.ready(N, DEVICE)
+    ways = {"ours": lambda: ours, "eager definition": lambda: as_defined(ours)}
+    work = ways.get(how, lambda: by_torch_compile(operation.name))()
+    measure(benchmark, work, N, operation.bytes(N), 15 if how == "ours" else 5)

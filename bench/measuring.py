@@ -3,11 +3,16 @@
 import datetime
 import platform
 import statistics
-import time
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
+from unittest import mock
 
 import torch
+
+from baguakit.command.speed import reading
+from baguakit.kernels import cpu, operators
+from baguakit.kernels.blockwise import definition as blockwise
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -20,24 +25,20 @@ def seconds(work: Work, repeats: int = 15, shortest: float = 0.0) -> float:
 
     What takes less than `shortest` seconds is called several times in a row for each reading, up to a thousand.
     """
-    once = _reading(work, 1)  # not counted: it may compile
-    calls = min(1000, max(1, int(shortest / max(min(once, _reading(work, 1)), 1e-7))))
-    return statistics.median(_reading(work, calls) for _ in range(repeats))
+    once = reading(work, DEVICE)  # not counted: it may compile
+    calls = min(1000, max(1, int(shortest / max(min(once, reading(work, DEVICE)), 1e-7))))
+    return statistics.median(reading(work, DEVICE, calls) for _ in range(repeats))
 
 
-def _reading(work: Work, calls: int) -> float:
-    if GPU:
-        begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        begin.record()
-        for _ in range(calls):
+def as_defined(work: Work) -> Work:
+    """Return a function that does the work by the definitions, on any device."""
+
+    def defined() -> None:
+        home = mock.patch.object(operators, "_home", lambda x, family, *_: import_module(f"baguakit.kernels.{family}"))
+        with cpu.definitions(), home, mock.patch.object(operators, "_blockwise", lambda *_: blockwise):
             work()
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3 / calls
-    begun = time.perf_counter()
-    for _ in range(calls):
-        work()
-    return (time.perf_counter() - begun) / calls
+
+    return defined
 
 
 def copy_of(values: int) -> Work:

@@ -23,8 +23,9 @@ from typing import Any
 
 import torch
 
-from .measuring import GPU, copy_of, machine, seconds
-from .operations import drawn, operations
+from baguakit.command.speed import drawn, operations
+
+from .measuring import DEVICE, GPU, copy_of, machine, seconds
 from .pages import draw, write_page
 from .predicted import table
 
@@ -76,14 +77,11 @@ def measure_all(largest: int, limit: float) -> dict[str, Any]:
             late = late or time.monotonic() > until
             if late:
                 break
-            ready = operation.ready(1 << power)
-            if power <= CHECKED:
-                ready.check()
-            taken = seconds(ready.work, repeats=7, shortest=1e-3)
-            rows.append(
-                {"family": operation.family, "name": operation.name, "values": 1 << power, "bytes": ready.bytes}
-                | {"seconds": taken}
-            )
+            if power <= CHECKED and not operation.is_right(1 << power, DEVICE):
+                sys.exit(f"{operation.family}, {operation.name}: the result is not that of the definition")
+            taken = seconds(operation.ready(1 << power, DEVICE), repeats=7, shortest=1e-3)
+            row = {"family": operation.family, "name": operation.name, "values": 1 << power, "seconds": taken}
+            rows.append(row | {"bytes": operation.bytes(1 << power)})
         drawn.cache_clear()
         gc.collect()
         print(f"2^{power}: {len(rows)} measured", flush=True)

@@ -1,4 +1,4 @@
-"""Count the sectors and bytes that each operation of `bench.operations` moves, by Nsight Compute (`ncu`).
+"""Count the sectors and bytes that each operation of `baguakit.command.speed` moves, by Nsight Compute (`ncu`).
 
     python scripts/gpu_sectors.py NAMES
 
@@ -75,16 +75,16 @@ def main(words: Sequence[str]) -> None:
     """Run every operation once, and write their names."""
     import torch
 
-    from bench.operations import operations
+    from baguakit.command.speed import operations
 
     names: list[Any] = []
     for operation in operations():
-        ready = operation.ready(VALUES)
-        ready.work()  # it is compiled here
+        work = operation.ready(VALUES, "cuda")
+        work()  # it is compiled here
         torch.cuda.synchronize()
         torch.cuda.cudart().cudaProfilerStart()
         torch.cuda._sleep(1)
-        ready.work()
+        work()
         torch.cuda.synchronize()
         torch.cuda.cudart().cudaProfilerStop()
         names.append(f"{operation.family}, {operation.name}")

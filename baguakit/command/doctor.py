@@ -21,6 +21,7 @@ from ..comm import Comm
 from ..net.plugin import COMPILERS
 from ..primitives import mean_
 from ..ranks import Ranks
+from . import speed
 from .screen import Table, say
 
 LOOPBACKS = {"lo", "lo0"}
@@ -58,11 +59,12 @@ class Finding:
 def fill(parser: argparse.ArgumentParser) -> None:
     """Add the description of `doctor` to its parser."""
     parser.description, parser.formatter_class = DESCRIPTION, argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--bench", action="store_true", help="also measure every kernel, in about a minute")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print every finding; return 1 if the core cannot work, else 0."""
+    """Print every finding, then speeds if asked; return 1 if the core cannot work or a kernel is wrong, else 0."""
     found, table = [], Table({"what": "<13", "": "<7", "found, and what to do": "<56"})
     for finding in (each for check in CHECKS for each in check()):
         found.append(finding)
@@ -74,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
     for finding in found:
         if finding.loses:
             say(f"{finding.loses}.")
-    return int(broken)
+    return int(broken or (options.bench and not speed.bench()))
 
 
 def versions() -> Iterator[Finding]:

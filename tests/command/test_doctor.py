@@ -1,5 +1,6 @@
 """The doctor: it finds what is there, and says in words what is not and which command mends it."""
 
+import dataclasses
 import shutil
 import socket
 from importlib import metadata
@@ -7,7 +8,7 @@ from importlib import metadata
 import pytest
 import torch
 
-from baguakit.command import doctor, main
+from baguakit.command import doctor, main, speed
 from baguakit.command.doctor import BROKEN, GOOD, NOTE
 
 
@@ -100,3 +101,35 @@ def test_missing_packages_are_said_with_the_command_that_installs_them(monkeypat
     assert found.found == "lmdb, 'redis>=5' not installed; for stores of cached datasets in LMDB and Redis"
     monkeypatch.setattr(metadata, "requires", absent)
     assert "not installed but imported from a folder" in only(doctor.packages()).found
+
+
+def few(monkeypatch):
+    """The doctor measures a moment, without its checks of the machine."""
+    monkeypatch.setattr(doctor, "CHECKS", ())
+    monkeypatch.setattr(speed, "TIMED", dict.fromkeys(speed.TIMED, 1 << 12))
+    monkeypatch.setattr(speed, "CHECKED", 1000)
+    monkeypatch.setattr(speed, "SECONDS", 0.0)
+
+
+def test_bench_measures_every_operation(capsys, monkeypatch):
+    few(monkeypatch)
+    assert main(["doctor", "--bench"]) == 0
+    said = capsys.readouterr().out
+    for each in speed.operations():
+        assert f"\n{each.family}, {each.name} " in said
+    assert "wrong" not in said and max(map(len, said.splitlines())) <= 80
+
+
+def test_a_kernel_that_differs_from_its_definition_is_said_and_has_no_speed(capsys, monkeypatch):
+    few(monkeypatch)
+    right, *_ = speed.operations()
+    made = []  # of each call another result
+    wrong = dataclasses.replace(
+        right, name="odd", ready=lambda n, device: lambda: [torch.tensor(made.append(0) or len(made))]
+    )
+    monkeypatch.setattr(speed, "operations", lambda: [right, wrong])
+    assert main(["doctor", "--bench"]) == 1
+    said = capsys.readouterr().out
+    (row,) = (line for line in said.splitlines() if "odd" in line)
+    assert row.endswith(" wrong") and said.count(" wrong\n") == 1
+    assert "A result that is wrong differs from its definition" in said

@@ -1,0 +1,217 @@
+"""The speed of every operation that has a kernel, next to that of a copy: `baguakit doctor --bench`."""
+
+import functools
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .. import compressors, primitives
+from ..compressors import TopK
+from ..compressors.formats import Blockwise
+from ..kernels import cpu, operators
+from .screen import Table, say
+
+ROWS = 8  # packed rows that are averaged
+RATIO = 0.01  # what top-k keeps
+CHECKED = (1 << 18) + 5  # values on which results are compared with the definition's
+TIMED = {"cpu": 1 << 22, "cuda": 1 << 26}  # values
+SECONDS = 0.5  # of readings, for each operation
+STEPS = {"sgd_step_": (1, {"lr": 1e-3, "momentum": 0.9}), "adamw_step_": (2, {"lr": 1e-3})}  # states, options
+Work = Callable[[], Sequence[Tensor]]
+
+
+@dataclass(frozen=True)
+class Operation:
+    """An operation on n values in fp32. Its parts are functions of n.
+
+    Attributes:
+        family: what has the operation, such as the compressor.
+        name: the operation.
+        bytes: bytes(n) is how many it must read and write at least.
+        ready: ready(n, device) returns a function that does the operation once, and returns the tensors it wrote. A
+            result may depend on the results before it.
+    """
+
+    family: str
+    name: str
+    bytes: Callable[[int], int]
+    ready: Callable[[int, str], Work]
+
+    def is_right(self, n: int, device: str) -> bool:
+        """Return whether the result on a device equals that of the definitions on the CPU, byte for byte."""
+        with cpu.definitions():
+            expected = self.ready(n, "cpu")()
+        return all(map(torch.equal, [each.cpu() for each in self.ready(n, device)()], expected))
+
+
+@functools.lru_cache(maxsize=16)
+def drawn(n: int, device: str, seed: int = 0) -> Tensor:
+    """Return normally distributed values; as many as are compared are equal on all devices."""
+    home = "cpu" if n <= 1 << 20 else device
+    return torch.randn(n, generator=torch.Generator(home).manual_seed(seed), device=home).to(device)
+
+
+def moves(values: int, rows: int = 0, row_bytes: Callable[[int], int] = int) -> Callable[[int], int]:
+    """Return the bytes of so many tensors of n fp32 values and so many packed rows, as a function of n."""
+    return lambda n: 4 * values * n + rows * row_bytes(n)
+
+
+def there(*tensors: Tensor | None) -> list[Tensor]:
+    """Return the tensors that are not None."""
+    return [each for each in tensors if each is not None]
+
+
+def of_format(codec: Blockwise) -> Iterator[Operation]:
+    """Yield the operations of a wire format."""
+
+    def compress(n: int, device: str, residual: bool) -> Work:
+        x = drawn(n, device).view(1, n)
+        lost = torch.empty_like(x) if residual else None
+        return lambda: there(codec.compress(x, lost), lost)
+
+    def decompress(n: int, device: str) -> Work:
+        packed, out = codec.compress(drawn(n, device).view(1, n)), torch.empty(1, n, device=device)
+        return lambda: [codec.decompress(packed, n, out=out)]
+
+    def rows(n: int, device: str, count: int) -> Tensor:
+        return torch.cat([codec.compress(drawn(n, device, seed).view(1, n)) for seed in range(count)])
+
+    def add(n: int, device: str) -> Work:
+        packed, out, weights = rows(n, device, 2), torch.zeros(n, device=device), torch.tensor([0.25, 0.5]).to(device)
+        return lambda: [codec.add_(out, packed, weights)]
+
+    def average(n: int, device: str) -> Work:
+        packed = rows(n, device, ROWS)
+        return lambda: [codec.reduce(packed, n)]
+
+    family, moved = repr(codec), functools.partial(moves, row_bytes=codec.row_bytes)
+    yield Operation(family, "compress", moved(1, 1), functools.partial(compress, residual=False))
+    yield Operation(family, "compress, residual", moved(2, 1), functools.partial(compress, residual=True))
+    yield Operation(family, "decompress", moved(1, 1), decompress)
+    yield Operation(family, "add 2 rows", moved(2, 2), add)
+    yield Operation(family, f"average {ROWS} rows", moved(0, ROWS + 1), average)
+
+
+def mix(n: int, device: str, others: int) -> Work:
+    x, ys = drawn(n, device).clone(), [drawn(n, device, seed + 1) for seed in range(others)]
+
+    def work() -> Sequence[Tensor]:
+        operators.mix_(x, ys, [1 / (others + 1)] * (others + 1))
+        return [x]
+
+    return work
+
+
+def land(n: int, device: str) -> Work:
+    result, before = drawn(n, device, 1), drawn(n, device, 2)
+    x = torch.where(drawn(n, device, 3) > 0, before, drawn(n, device))
+
+    def work() -> Sequence[Tensor]:
+        operators.land_(x, result, before, None)
+        return [x]
+
+    return work
+
+
+def keep(n: int, device: str, residual: bool) -> Work:
+    x, codec = drawn(n, device).view(1, n), TopK(RATIO)
+    lost = torch.empty_like(x) if residual else None
+    return lambda: there(codec.compress(x, lost), lost)
+
+
+def step(n: int, device: str, name: str) -> Work:
+    states, options = STEPS[name]
+    changed = [drawn(n, device).clone(), *(torch.zeros(n, device=device) for _ in range(states))]
+
+    def work() -> Sequence[Tensor]:
+        getattr(primitives, name)(changed[0], drawn(n, device, 1), *changed[1:], 0, **options)
+        return changed
+
+    return work
+
+
+def operations() -> Iterator[Operation]:
+    """Yield all operations, of every blockwise compressor and of the other kernels."""
+    for name in compressors.__all__:
+        kind = getattr(compressors, name)
+        if issubclass(kind, Blockwise):
+            yield from of_format(kind())
+    for count in (2, 3, 9):
+        yield Operation("mixing", f"mix {count} tensors", moves(count + 1), functools.partial(mix, others=count - 1))
+    yield Operation("mixing", "land", moves(4), land)
+    for residual in (False, True):
+        moved = moves(1 + residual, 1, TopK(RATIO).row_bytes)
+        name = f"keep {RATIO:.0%}{', residual' * residual}"
+        yield Operation("top-k", name, moved, functools.partial(keep, residual=residual))
+    for name, (states, _) in STEPS.items():
+        yield Operation("optimizer", name, moves(3 + 2 * states), functools.partial(step, name=name))
+
+
+def reading(work: Callable[[], object], device: str, calls: int = 1) -> float:
+    """Return the seconds of a call: by CUDA events on a GPU, by the clock elsewhere."""
+    if device == "cpu":
+        begun = time.perf_counter()
+        for _ in range(calls):
+            work()
+        return (time.perf_counter() - begun) / calls
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(calls):
+        work()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3 / calls
+
+
+def fastest(works: Sequence[Callable[[], object]], device: str) -> list[float]:
+    """Return the shortest time of each of some works, which take turns."""
+    readings, until = [[reading(work, device) for work in works]], time.monotonic() + SECONDS  # the first may compile
+    while len(readings) < 4 or time.monotonic() < until:
+        readings.append([reading(work, device, 1 if device == "cpu" else 10) for work in works])
+    return [min(each) for each in zip(*readings[1:], strict=True)]
+
+
+def bench() -> bool:
+    """Print the time of each operation in copies of as many values; return whether all results were right."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        devices = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
+        right = all({device: bench_on(device) for device in devices}.values())
+    finally:
+        torch.set_num_threads(before)
+    say("\ncopies   the time, in copies of as many values")
+    say("bytes/s  read and written a second, relative to the copy")
+    if not right:
+        say("\nA result that is wrong differs from its definition: please report it.")
+    return right
+
+
+def bench_on(device: str) -> bool:
+    """Print the table of a device; return whether all results were right."""
+    n, listed, right, began = TIMED[device], [*operations()], True, time.monotonic()
+    source, target = drawn(n, device), torch.empty(n, device=device)
+    where = "the CPU, one thread" if device == "cpu" else torch.cuda.get_device_name()
+    say(f"\nEach operation on {n:,} values in fp32, on {where}:\n")
+    table = Table({"operation": "<34", "ms": ">9", "copies": ">7", "bytes/s": ">8"})
+    for i, each in enumerate(listed):
+        left = (time.monotonic() - began) / max(i, 1) * (len(listed) - i)
+        show(f"{i} of {len(listed)} measured, {left:.0f} s left" if i else "measuring")
+        correct = each.is_right(CHECKED, device)
+        took, copy = fastest([each.ready(n, device), lambda: target.copy_(source)], device)
+        right &= correct
+        share = f"{each.bytes(n) / took / (8 * n / copy):.2f}" if correct else "wrong"
+        show("")
+        table.row(f"{each.family}, {each.name}", f"{took * 1e3:.2f}", f"{took / copy:.2f}", share)
+    drawn.cache_clear()
+    return right
+
+
+def show(words: str) -> None:
+    """Show how far the measurements are, in a line that the next row of the table replaces."""
+    if sys.stderr.isatty():
+        print(f"\r{words:<40}\r", end="", file=sys.stderr, flush=True)
