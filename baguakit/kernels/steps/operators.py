@@ -155,7 +155,7 @@ def tables_of(columns: Columns) -> StepTables:
 def _address(x: Tensor | None) -> int:
     address = 0 if x is None else x.data_ptr()
     if x is not None and not address and x.numel():
-        raise TypeError(f"a {type(x).__name__} has no memory of its own, to which a step could write")
+        raise TypeError(f"a {type(x).__name__} has no memory of its own, which a step could use")
     return address
 
 
