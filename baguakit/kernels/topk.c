@@ -21,15 +21,14 @@ INLINE i64 reaching(const i32 *sizes, i64 n, i32 least)
 /* Return the largest size that at least k of n sizes reach, or any size that exactly k reach: by bisection. */
 static i32 threshold(const i32 *sizes, i64 n, i64 k)
 {
-    i32 low = SIZE, high = 0;
+    i32 low = SIZE, high = 0, middle;
     for (i64 i = 0; i < n; i++) {
         low = sizes[i] < low ? sizes[i] : low;
         high = sizes[i] > high ? sizes[i] : high;
     }
-    for (i64 reached = n; low < high && reached != k;) {
-        i32 middle = high - (high - low) / 2;
-        i64 count = reaching(sizes, n, middle);
-        if (count >= k)
+    for (i64 reached = n, count; low < high && reached != k;) {
+        middle = high - (high - low) / 2;
+        if ((count = reaching(sizes, n, middle)) >= k)
             low = middle, reached = count;
         else
             high = middle - 1;
@@ -37,32 +36,31 @@ static i32 threshold(const i32 *sizes, i64 n, i64 k)
     return low;
 }
 
-/* Write the places of all values that can be among the k largest, and their sizes; return how many they are. The k-th
-   largest maximum of lines is not larger than the threshold, because k maxima reach it. */
-static i64 candidates(const i32 *sizes, int n, i64 k, i32 *restrict at, i32 *restrict found)
+/* Write the places and sizes of all values that can be among the k largest; return how many they are. Each is in one of
+   the lines with the k largest maxima, and not smaller than the least of these maxima. */
+INLINE i64 candidates(const i32 *sizes, i64 n, i64 k, const int line, i32 *restrict at, i32 *restrict found)
 {
-    i32 maxima[MOST / LINE], hit[MOST / LINE];
-    i64 lines = (n + LINE - 1) / LINE, hits = 0, count = 0;
-    if (k > lines / 2) { /* too many */
-        for (i32 i = 0; i < n; i++) at[i] = i;
-        memcpy(found, sizes, n * sizeof(i32));
+    i32 maxima[MOST], hit[MOST + 1];
+    i64 lines = (n + line - 1) / line, hits = 0, count = 0;
+    if (line == 1) {
+        for (i64 i = 0; i < n; i++) at[i] = (i32)i, found[i] = sizes[i];
         return n;
     }
     for (i64 i = 0; i < lines; i++) {
-        maxima[i] = sizes[i * LINE];
-        for (i64 j = 1; j < LINE; j++) maxima[i] = maxima[i] > sizes[i * LINE + j] ? maxima[i] : sizes[i * LINE + j];
+        maxima[i] = sizes[i * line];
+        for (i64 j = i * line + 1; j < (i + 1) * line; j++) maxima[i] = maxima[i] > sizes[j] ? maxima[i] : sizes[j];
     }
     i32 least = threshold(maxima, lines, k);
-    for (i32 i = 0; i < lines; i++) {
-        hit[hits] = i * LINE;
+    for (i64 i = 0; i < lines; i++) {
+        hit[hits] = (i32)i * line;
         hits += maxima[i] >= least;
     }
     for (i64 i = 0; i < hits; i++)
-        for (i32 j = hit[i]; j < hit[i] + LINE; j++) {
+        for (i32 j = hit[i]; j < hit[i] + line; j++) {
             at[count] = j;
-            found[count] = sizes[j];
             count += sizes[j] >= least;
         }
+    for (i64 i = 0; i < count; i++) found[i] = sizes[at[i]];
     return count;
 }
 
@@ -75,7 +73,10 @@ static void largest(const float *v, int n, i64 k, i32 *restrict places)
         sizes[i] = size < NONE ? size : NONE;
     }
     for (i64 i = n; i % LINE; i++) sizes[i] = -1;
-    i64 count = candidates(sizes, n, k, at, found), last = 0, kept = 0;
+    i64 last = 0, kept = 0;
+    i64 count = k * 2 * LINE <= n ? candidates(sizes, n, k, LINE, at, found)
+                : k * 5 <= n      ? candidates(sizes, n, k, 4, at, found)
+                                  : candidates(sizes, n, k, 1, at, found);
     i32 least = threshold(found, count, k);
     /* As many equals are kept as are missing; from `last` on, only what exceeds the threshold. */
     for (i64 equals = k - reaching(found, count, least + 1); equals > 0; last++) equals -= found[last] == least;
@@ -89,12 +90,7 @@ static void largest(const float *v, int n, i64 k, i32 *restrict places)
     }
 }
 
-typedef struct {
-    const void *x;
-    float *residual, *values;
-    i32 *places;
-    i64 dtype, n, chunk, k, rest, spans;
-} Select;
+typedef struct { const void *x; float *residual, *values; i32 *places; i64 dtype, n, chunk, k, rest, spans; } Select;
 
 static void select_span(const void *context, i64 i)
 {
@@ -149,12 +145,8 @@ void topk_join(uint8_t *packed, const i32 *places, const float *values, i64 rows
 }
 
 typedef struct {
-    void *out;
-    const uint8_t *packed, *values;
-    const float *weights;
-    uint8_t *ok;
-    i64 dtype, rows, row_bytes, stride, n, chunk, k, count, bits;
-    int *outside;
+    void *out; const uint8_t *packed, *values; const float *weights; uint8_t *ok;
+    i64 dtype, rows, row_bytes, stride, n, chunk, k, count, bits; int *outside;
 } Add;
 
 /* Write the places of the values first, first + 1, ... of a packed row. */

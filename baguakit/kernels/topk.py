@@ -25,9 +25,7 @@ from .blockwise import format as packing
 
 NAN = 0x7FC00000  # the bits that are sent for every NaN
 SIZE, INFINITY = 0x7FFFFFFF, 0x7F800000  # the bits of a size; a NaN is larger than infinity
-OUTSIDE = (
-    "a packed row has a position beyond the end of the {} values; was it packed from as many, and by this compressor?"
-)
+OUTSIDE = "a packed row has a position beyond the end of the {} values; was it packed from as many, in chunks as long?"
 
 
 def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:

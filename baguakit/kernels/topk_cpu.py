@@ -12,12 +12,9 @@ SOURCE = Path(__file__).with_name("topk.c")
 
 
 def _call(name: str, *arguments: Tensor | int | None) -> int:
-    """Call a C function with the addresses of tensors (NULL for None) and whole numbers."""
-    given = [
-        c_int64(each) if isinstance(each, int) else None if each is None else c_void_p(each.data_ptr())
-        for each in arguments
-    ]
-    result: int = getattr(cpu.functions(SOURCE), name)(*given)
+    """Call a C function with whole numbers, and the addresses of tensors (NULL for None)."""
+    given = [c_void_p(each.data_ptr()) if isinstance(each, Tensor) else each for each in arguments]
+    result: int = getattr(cpu.functions(SOURCE), name)(*(c_int64(x) if isinstance(x, int) else x for x in given))
     return result
 
 
@@ -27,20 +24,8 @@ def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = N
     rows, n = x.shape
     places = torch.empty(rows, n // chunk * k + rest, dtype=torch.int32)
     values = torch.empty(places.shape, dtype=torch.float32)
-    _call(
-        "topk_select",
-        x,
-        cpu.DTYPES.index(x.dtype),
-        residual,
-        places,
-        values,
-        rows,
-        n,
-        chunk,
-        k,
-        rest,
-        cpu.threads(x.numel()),
-    )
+    sizes = rows, n, chunk, k, rest, cpu.threads(x.numel())
+    _call("topk_select", x, cpu.DTYPES.index(x.dtype), residual, places, values, *sizes)
     return places, values
 
 
@@ -63,7 +48,7 @@ def add_(
     if values is None:
         values = packed[:, topk.values_at(count, chunk) :]
     rows, row_bytes = packed.shape
-    stride = values.stride(0) * values.itemsize
-    sizes = rows, row_bytes, stride, n, chunk, k, count, chunk.bit_length() - 1, cpu.threads(max(n, rows * count))
+    stride, bits = values.stride(0) * values.itemsize, chunk.bit_length() - 1
+    sizes = rows, row_bytes, stride, n, chunk, k, count, bits, cpu.threads(max(n, rows * count))
     if rows and _call("topk_add", out, cpu.DTYPES.index(out.dtype), packed, values, weights, ok, *sizes):
         raise IndexError(topk.OUTSIDE.format(n))
