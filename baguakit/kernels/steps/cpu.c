@@ -15,14 +15,12 @@ typedef struct {
     uint32_t low, high;
 } Step;
 
-#define EACH for (i64 i = 0; i < n; i++)
-
 INLINE void sgd(float *restrict p, const float *restrict g, float *restrict b, i64 n, const Step *s)
 {
     const float decay = s->numbers[0], kept = s->numbers[1], taken = s->numbers[2], momentum = s->numbers[3];
     const float rate = s->numbers[4], factor = s->numbers[7];
     const int decays = s->decay, nesterov = s->nesterov;
-    EACH {
+    for (i64 i = 0; i < n; i++) {
         float x = g[i] * factor;
         if (decays)
             x = x + p[i] * decay;
@@ -39,7 +37,7 @@ INLINE void adam(
 {
     const float decay = s->numbers[0], first = s->numbers[1], kept = s->numbers[2], second = s->numbers[3];
     const float root = s->numbers[4], eps = s->numbers[5], size = s->numbers[6], factor = s->numbers[7];
-    EACH {
+    for (i64 i = 0; i < n; i++) {
         float x = g[i] * factor, w = decays == DECOUPLED ? p[i] * decay : p[i];
         if (decays == COUPLED)
             x = x + w * decay;
@@ -53,7 +51,7 @@ INLINE void lion(float *restrict p, const float *restrict g, float *restrict m, 
 {
     const float decay = s->numbers[0], old = s->numbers[1], new = s->numbers[2], kept = s->numbers[3];
     const float taken = s->numbers[4], rate = s->numbers[5], factor = s->numbers[7];
-    EACH {
+    for (i64 i = 0; i < n; i++) {
         float x = g[i] * factor, c = m[i] * old + x * new;
         float sign = c > 0 ? 1.0f : c < 0 ? -1.0f : c;
         m[i] = m[i] * kept + x * taken;
@@ -64,14 +62,14 @@ INLINE void lion(float *restrict p, const float *restrict g, float *restrict m, 
 /* Round values to bf16 at random, by their positions among all values. */
 INLINE void draw(uint16_t *restrict to, const float *restrict x, i64 n, uint64_t start, uint32_t low, uint32_t high)
 {
-    EACH {
+    for (i64 i = 0; i < n; i++) {
         uint32_t chance = (uint32_t)(int32_t)(uniform(start + (uint64_t)i, low, high) * 0x1p16f);
         to[i] = x[i] == x[i] ? (uint16_t)((bits_of(x[i]) + chance) >> 16) : 0x7fc0;
     }
 }
 
 INLINE void *address(i64 x) { return (void *)(intptr_t)x; }
-INLINE float *column(i64 x, i64 at) { return x ? (float *)address(x) + at : 0; }
+INLINE float *column(i64 x, i64 at) { return x ? (float *)address(x) + at : NULL; }
 
 static void step_tile(const void *given, i64 job)
 {
