@@ -1,6 +1,5 @@
 """The promises of every compressor."""
 
-import logging
 import warnings
 
 import everything
@@ -10,7 +9,7 @@ from tiers import slow_after
 
 from baguakit.compressors import BFloat16, Compressor, Float8, Float16, MinMaxUInt8, Sign
 from baguakit.compressors.formats import Blockwise
-from baguakit.kernels.inductor import units
+from baguakit.kernels import cpu
 
 ALL = everything.compressors(dense=True)
 FAMILIES = [each for each in map(everything.made, everything.usual(everything.COMPRESSORS).values()) if each.dense]
@@ -175,31 +174,20 @@ def test_torch_compile_passes_over_them(compressor):
     assert all(map(torch.equal, results, expected)) and torch.equal(residual, expected_residual)
 
 
-def test_warm_up_leaves_nothing_to_compile(caplog):
-    with caplog.at_level(logging.WARNING, "baguakit"):
-        MinMaxUInt8().warm_up("cpu")
-    if not units.compiler():
-        pytest.skip("no C++ compiler")
-    before = dict(units._units)
-    said = [record.message for record in caplog.records if record.name == "baguakit"]
-    assert before and not [message for message in said if "compiles its CPU codec" not in message]
-    n = 300_001
-    x, residual = torch.randn(6, n), torch.empty(6, n)
-    packed = MinMaxUInt8().compress(x, residual)
-    values = MinMaxUInt8().decompress(packed, n)
-    MinMaxUInt8().add_(residual[0], packed, [1.0] * 6)
-    MinMaxUInt8().reduce(packed, n, residual[0])
-    assert units._units == before
-    with units.eager():
-        assert torch.equal(MinMaxUInt8().compress(x), packed)
-        assert torch.equal(MinMaxUInt8().decompress(packed, n), values)
-
-
 @every
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
-def test_warm_up_is_for_any_dtype(compressor, device, monkeypatch):
-    monkeypatch.setattr(units, "COMPILED_VALUES", 1 << 60)
+def test_warm_up_leaves_nothing_to_load(compressor, device):
+    cpu._library.cache_clear()
     compressor.warm_up(device, torch.bfloat16)
+    loaded = cpu._library.cache_info().misses
+    for dtype in (torch.bfloat16, torch.float32):
+        x, residual = torch.randn(6, 3001).to(dtype), torch.empty(6, 3001)
+        packed = compressor.compress(x, residual)
+        compressor.decompress(packed, 3001, dtype)
+        compressor.add_(residual[0], packed, [1.0] * 6)
+        if compressor.dense:
+            compressor.reduce(packed, 3001, residual[0])
+    assert cpu._library.cache_info().misses == loaded
 
 
 BLOCKWISE = list(dict.fromkeys(type(each) for each in ALL if isinstance(each, Blockwise)))

@@ -9,14 +9,11 @@ from torch import Tensor, float32
 
 from ..arguments import Doors, instance, integer, message, real, several, tensor
 from ..expressions import expression
-from ..kernels.inductor import units
-from ..kernels.inductor.units import COMPILED_VALUES
 from ..kernels.operators import uploaded
 
 MOST = 1 << 48  # upper bound on the values of a row: larger numbers are mistakes
 FLOATS = (float32, torch.bfloat16, torch.float16, torch.float64)
-PROBE = COMPILED_VALUES + 16  # values in each of five rows: enough for every compiled path, whole blocks and a rest
-UNPADDED = COMPILED_VALUES - 1024  # a CPU compiles nothing for fewer values, even after padding for 1024 ranks
+PROBE = (1 << 16) + 16  # values in each of five rows: enough for every compiled path, whole blocks and a rest
 
 
 class Checks:
@@ -134,21 +131,20 @@ class Compressor(Doors):
     def warm_up(self, device: torch.device | str, dtype: torch.dtype = float32, values: int = PROBE) -> None:
         """Compile the code of this compressor before the first step, for tensors of `values` values on a device.
 
-        Compile for `dtype`, and for float32, which residuals and replicas have. On a CPU nothing is compiled
-        for few values, and one compilation serves all processes on a machine.
+        Compile for `dtype`, and for float32, which residuals and replicas have. On a CPU the code is compiled once for
+        all dtypes, lengths and processes of a machine.
         """
-        if warmed(device, dtype, values) == "cpu" and values < UNPADDED:
-            return
-        with torch.no_grad(), units.together():
-            for each in dict.fromkeys((float32, dtype)):
-                x = torch.zeros(5, PROBE, dtype=each, device=device)
+        n = PROBE if warmed(device, dtype, values) != "cpu" else min(values, 1)
+        with torch.no_grad():
+            for each in dict.fromkeys((float32, dtype)) if values else ():
+                x = torch.zeros(5, n, dtype=each, device=device)
                 residual = torch.zeros_like(x, dtype=float32)
                 packed = self.compress(x, residual)
                 self.compress(x[:1])
-                self.decompress(packed, PROBE, each, out=x)
+                self.decompress(packed, n, each, out=x)
                 self.add_(x[0], packed, [0.2] * 5)
-                self.reduce(packed, PROBE, residual[0])
-                self.reduce(packed, PROBE)
+                self.reduce(packed, n, residual[0])
+                self.reduce(packed, n)
 
     def __repr__(self) -> str:
         return expression(self)

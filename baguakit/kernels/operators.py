@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.autograd.graph import increment_version
 
 from . import cpu, mixing
+from .blockwise import cpu as compiled
 from .blockwise import definition as blockwise
 from .blockwise.format import FORMATS
-from .inductor import units
 
 Result = TypeVar("Result")
 
@@ -71,10 +71,10 @@ COMPILED = {name: Path(__file__).with_name(f"{name}.c") for name in ("mixing", "
 
 def _home(x: Tensor, family: str, *written: Tensor | None) -> Any:
     """Return the module for the device of `x`. Count writes of kernels to `written`, which autograd does not see."""
-    compiled = x.is_cpu and family in COMPILED and cpu.functions(COMPILED[family])
-    if x.is_cuda or compiled:
+    in_c = x.is_cpu and family in COMPILED and cpu.functions(COMPILED[family])
+    if x.is_cuda or in_c:
         increment_version([each for each in written if each is not None])
-    suffix = "_gpu" if x.is_cuda else "_cpu" if compiled else ""
+    suffix = "_gpu" if x.is_cuda else "_cpu" if in_c else ""
     return imported(f".{family}{suffix}", __package__)
 
 
@@ -129,7 +129,7 @@ def add_rows_(
 )  # fmt: skip
 def compress(x: Tensor, format: str, block: int, residual: Tensor | None, key: int | None) -> Tensor:
     """Return the packed rows of `x` (rows, n). In this file, `format` is the name of a format."""
-    home = _blockwise(format, x, "values", residual, "residual", key)
+    home = _blockwise(format, block, x, "values", residual, "residual")
     packed: Tensor = home.compress(FORMATS[format], x, block, residual, key)
     return packed
 
@@ -137,13 +137,13 @@ def compress(x: Tensor, format: str, block: int, residual: Tensor | None, key: i
 @partial(Operator, mutates={"out", "ok"})
 def decompress_(out: Tensor, format: str, packed: Tensor, block: int, ok: Tensor | None) -> None:
     """Write the values of each packed row into `out` (rows, n); if not all are finite, the bool `ok` becomes False."""
-    _blockwise(format, packed, "packed rows", out, "out", ok).decompress_(FORMATS[format], out, packed, block, ok)
+    _blockwise(format, block, packed, "packed rows", out, "out").decompress_(FORMATS[format], out, packed, block, ok)
 
 
 @partial(Operator, mutates={"out"})
 def add_(out: Tensor, format: str, packed: Tensor, weights: Tensor, block: int) -> None:
     """Add each packed row times its weight (fp32) to `out` (n,), one row after another, in fp32."""
-    _blockwise(format, packed, "packed rows", out, "out").add_(FORMATS[format], out, packed, weights, block)
+    _blockwise(format, block, packed, "packed rows", out, "out").add_(FORMATS[format], out, packed, weights, block)
 
 
 @partial(
@@ -154,22 +154,18 @@ def reduce(
     packed: Tensor, format: str, n: int, block: int, residual: Tensor | None, key: int | None, ok: Tensor | None
 ) -> Tensor:
     """Return one packed row: the mean of the packed rows."""
-    home = _blockwise(format, packed, "packed rows", residual, "residual", ok if key is None else key)
+    home = _blockwise(format, block, packed, "packed rows", residual, "residual")
     sent: Tensor = home.reduce(FORMATS[format], packed, n, block, residual, key, ok)
     return sent
 
 
-def _blockwise(format: str, read: Tensor, name: str, written: Tensor | None, its_name: str, more: Any = None) -> Any:
-    """Return the module for the device of `read`; raise a ValueError if `read` and `written` share memory.
-
-    Few values on a CPU use the format's NumPy module, if any, unless `more` is given: a key or an `ok`.
-    """
+def _blockwise(format: str, block: int, read: Tensor, name: str, written: Tensor | None, its_name: str) -> Any:
+    """Return the module for the device of `read`; raise a ValueError if `read` and `written` share memory."""
     if written is not None:
         a, b = written.data_ptr(), read.data_ptr()
         if written.numel() and read.numel() and a < b + read.nbytes and b < a + written.nbytes:
             raise ValueError(f"{its_name} and the {name} share memory; give {its_name} memory of its own")
-        increment_version(written)  # compiled units write unseen
+        increment_version(written)  # compiled kernels write unseen
     if read.is_cuda:
         return imported(".blockwise.gpu", __package__)
-    in_numpy = FORMATS[format].in_numpy if more is None and 0 < read.numel() < units.COMPILED_VALUES else None
-    return in_numpy if in_numpy is not None and units.how.get() is not None else blockwise
+    return compiled if read.is_cpu and compiled.serves(FORMATS[format], block) else blockwise

@@ -11,7 +11,8 @@ can add rotated blocks, and decoding needs no key.
 H is applied in m steps. Step d = 0, 1, … m − 1 replaces two values a and b that are 2ᵈ positions apart by a + b and
 a − b. The factors are powers of two. In both directions a factor below one comes before the first step, so that no sum
 overflows or becomes NaN. Only the last product, with 2ᵐ⁺¹, can make a finite value infinite, and only a value that
-differs from the largest fp32 by less than the error of its block. `gpu.py` does the same.
+differs from the largest fp32 by less than the error of its block. `gpu.py` and
+`cpu.c` do the same.
 """
 
 from functools import lru_cache
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from . import noise
 
-STEPS = 3  # taken at once: 2³ parts fit the registers of a CPU; with more, they also take long to compile
+STEPS = 3  # taken at once, so that fewer tensors are made
 
 
 @lru_cache(maxsize=64)
@@ -46,7 +47,7 @@ def restore(x: Tensor, signs: Tensor) -> Tensor:
 def _transformed(x: Tensor) -> Tensor:
     """Return H x for each block. Blocks are transposed to columns and back, so that additions take contiguous rows."""
     blocks = x.reshape(-1, x.shape[-1])
-    columns = in_memory(blocks.t())
+    columns = blocks.t().contiguous()
     left = x.shape[-1].bit_length() - 1
     while left:
         steps = min(left, STEPS)
@@ -58,10 +59,4 @@ def _transformed(x: Tensor) -> Tensor:
                 for i, part in enumerate(parts)
             )
         columns = torch.stack(parts, 1)
-    return in_memory(columns.view(blocks.shape[::-1]).t()).view(x.shape)
-
-
-def in_memory(x: Tensor) -> Tensor:
-    """Return `x` contiguous. `as_strided` makes Inductor store it, and not compute it again for each use."""
-    x = x.contiguous()
-    return x.as_strided(x.shape, x.stride())
+    return columns.view(blocks.shape[::-1]).t().reshape(x.shape)

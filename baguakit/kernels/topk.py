@@ -91,7 +91,7 @@ def in_rows(places: Tensor, chunk: int, k: int) -> Tensor:
 
 def parts_of(packed: Tensor, values: Tensor | None, count: int, chunk: int, k: int) -> tuple[Tensor, Tensor]:
     """Return the values of packed rows (or `values`, if given) and their positions in the row, both (rows, count)."""
-    places = packing.split(*planes(packed, count, chunk)).flatten(1)[:, :count]
+    places = packing.split(*planes(packed, count, chunk), count)
     if values is None:
         values = packed[:, values_at(count, chunk) :].flatten().view(torch.float32).view(places.shape)
     return values, in_rows(places, chunk, k)

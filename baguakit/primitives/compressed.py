@@ -13,7 +13,6 @@ from ..comm import Comm, check_comm
 from ..compressors import Compressor, TopK
 from ..compressors.base import check_dense
 from ..compressors.formats import Blockwise
-from ..kernels.inductor.units import COMPILED_VALUES
 from .transports import bytes_for, gathered, scattered, shared
 
 P = ParamSpec("P")
@@ -155,6 +154,7 @@ def mean_of_shards(
 
 # Up to this many bytes per rank are sent in one hop: at 100 Mb/s they take 2.6 ms, about as long as a second hop.
 ONE_HOP_BYTES = 1 << 15
+ONE_HOP_VALUES = 1 << 16  # a rank decompresses fewer in one hop: with few bits a value, many ranks have more to do
 
 
 @on_flat
@@ -259,7 +259,7 @@ def compresses(x: Tensor, compressor: Compressor, comm: Comm, rows: int) -> bool
 def in_one_hop(values: int, compressor: Compressor, size: int) -> bool:
     """Return whether a compressed mean of `values` values over `size` ranks is small enough for one hop."""
     sent, decompressed = (size - 1) * compressor._unchecked_row_bytes(values), size * values
-    return sent <= ONE_HOP_BYTES and decompressed < COMPILED_VALUES  # else a first step would wait for a compiler
+    return sent <= ONE_HOP_BYTES and decompressed < ONE_HOP_VALUES
 
 
 def _mean_of_rows(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | None) -> Tensor:

@@ -13,9 +13,8 @@ from torch import Tensor
 
 import baguakit as bk
 from baguakit.compressors.formats import Blockwise
-from baguakit.kernels import mixing, topk
+from baguakit.kernels import cpu, mixing, topk
 from baguakit.kernels.blockwise import definition as blocks
-from baguakit.kernels.inductor import units
 from baguakit.kernels.steps import definition as steps
 from baguakit.kernels.steps import operators as table
 
@@ -41,7 +40,7 @@ class Task:
 
     def check(self) -> None:
         """Raise an AssertionError unless the kernels' results are those of the definition."""
-        with units.eager():
+        with cpu.definitions():
             expected = self.by_definition()
         for ours, theirs in zip(self.by_kernels(), expected, strict=True):
             assert same(ours, theirs), "the result is not that of the definition"
@@ -79,7 +78,7 @@ def both(
 
 def packed_of(codec: Blockwise, n: int, rows: int) -> Tensor:
     x = torch.stack([drawn(n, seed=seed) for seed in range(rows)])
-    with units.eager():
+    with cpu.definitions():
         return blocks.compress(codec.form, x, codec.block, None, None)
 
 

@@ -7,7 +7,6 @@ import torch
 from pool import ranks
 
 import baguakit as bk
-from baguakit.kernels.inductor import units
 from bench.network import collectives, exchanges
 from bench.network.contenders import contender
 from bench.network.table import Table
@@ -56,8 +55,7 @@ def test_exchanges_are_checked_and_counted():
 
     def work():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        with units.eager():  # what is compiled, and how, is not asked here
-            return exchanges.measure({"hosts": 2, "rate": "unshaped", "mib": 1, "repeats": 2})
+        return exchanges.measure({"hosts": 2, "rate": "unshaped", "mib": 1, "repeats": 2})
 
     here, there = ranks(2, work)
     assert here == there and here.keys() == exchanges.EXCHANGES.keys()
@@ -72,8 +70,7 @@ def test_collectives_are_checked_and_counted():
 
     def work():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        with units.eager():
-            return collectives.measure({"hosts": 4, "rate": "unshaped", "mib": 1, "repeats": 2})
+        return collectives.measure({"hosts": 4, "rate": "unshaped", "mib": 1, "repeats": 2})
 
     here, *others = ranks(4, work)
     assert others == [here] * 3 and here.keys() == collectives.COLLECTIVES.keys()

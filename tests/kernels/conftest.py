@@ -2,23 +2,23 @@
 
 import json
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from baguakit.kernels.inductor import units
 from ptx.plugin import EXECUTED
 
 torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `--ptx`, leave out the tests of what is compiled for CPUs: they launch no kernel."""
+    """With `--ptx`, leave out the tests of what C computes: they launch no kernel."""
     if config.getoption("ptx"):
-        for_cpus = [each for each in items if "all_compiled" in getattr(each, "fixturenames", ())]
+        for_cpus = [
+            each for each in items if "in_c" in getattr(each, "callspec", each).__dict__.get("params", {}).values()
+        ]
         config.hook.pytest_deselected(items=for_cpus)
         items[:] = [each for each in items if each not in for_cpus]
 
@@ -42,18 +42,6 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 @pytest.fixture
 def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-@pytest.fixture
-def all_compiled(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The definition is compiled however few values there are, and nothing falls back to what is written."""
-    if not units.compiler():
-        pytest.skip("no C++ compiler")
-    monkeypatch.setattr(units, "COMPILED_VALUES", 1)
-    monkeypatch.setattr(units, "COMPILED_ROW", 1)
-    found = units._units
-    yield
-    assert all(made is not key[0] for key, made in found.items()), "a unit fell back to eager"
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import torch
 
 from baguakit import compressors
 from baguakit.compressors.formats import Blockwise
+from baguakit.kernels.blockwise import cpu as blockwise_cpu
 from baguakit.kernels.blockwise import definition as blockwise
 from baguakit.kernels.blockwise.uniform import GRIDS
 
@@ -37,6 +38,10 @@ class Bound:
 
 def definition(form):
     return Bound(blockwise, form)
+
+
+def compiled(form):
+    return Bound(blockwise_cpu, form)
 
 
 def kernels(form):

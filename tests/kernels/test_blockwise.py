@@ -1,16 +1,17 @@
-"""Properties of all wire formats: kernels, the compiled definition and operators equal the definition."""
+"""Properties of all wire formats: kernels, on GPUs and in C, and operators equal the definition."""
 
 import itertools
 
 import pytest
 import torch
-from formats import DTYPES, FORMATS, KEY, NAMES, bits, definition, kernels, round_trip, sample, without_nan
+from formats import DTYPES, FORMATS, KEY, NAMES, bits, compiled, definition, kernels, round_trip, sample
+from hostile import KINDS, hostile, same
 from tiers import slow_after, slow_unless
 
-from baguakit.kernels import operators, rotation
+from baguakit.kernels import cpu, operators, rotation
+from baguakit.kernels.blockwise import cpu as in_c
 from baguakit.kernels.blockwise import definition as blockwise
 from baguakit.kernels.blockwise import format as layout
-from baguakit.kernels.inductor import units
 
 # Less than a block, a block and a rest, and tiles of every kernel that are full, besides one that is not.
 LONG = (2, 2500)
@@ -106,7 +107,8 @@ def test_a_broken_block_reads_as_nan_throughout(name, value, at):
     codec.decompress_(decoded, packed, block)
     assert torch.equal(decoded.isnan()[0], broken) and torch.equal(residual.isnan()[0], broken)
     row = form.layout(130, block)
-    codes = layout.split(row.runs[-(at >= 128)].parts_of(packed)[1:], form.bits)
+    run = row.runs[-(at >= 128)]
+    codes = layout.split(run.parts_of(packed)[1:], form.bits, run.width)
     assert not codes[0, at // 64 % 2].any()
 
 
@@ -124,6 +126,16 @@ def test_finite_values_never_read_as_nan(name, key):
 # The kernels.
 
 
+@pytest.fixture(params=["in_c", "on_gpus"])
+def kernels_of(request, device):
+    """The function that returns the kernels of a format, and the device of their tensors."""
+    if request.param == "on_gpus":
+        return kernels, device
+    if cpu.functions(in_c.SOURCE) is None:
+        pytest.skip("no C compiler")
+    return compiled, "cpu"
+
+
 @pytest.mark.parametrize(
     "name, dtype, key",
     slow_unless(
@@ -131,8 +143,8 @@ def test_finite_values_never_read_as_nan(name, key):
         itertools.product(FORMATS, DTYPES, (None, KEY)),
     ),
 )
-def test_kernels_equal_the_definition(name, dtype, key, device):
-    form, usual, least = FORMATS[name]
+def test_kernels_equal_the_definition(name, dtype, key, kernels_of):
+    (form, usual, least), (kernels, device) = FORMATS[name], kernels_of
     codec, kernel, wide = definition(form), kernels(form), dtype == torch.float32
     for block in (usual, least) if wide else (least,):
         for rows, n in LENGTHS if wide and block == least else [(2, 63), LONG]:  # only loads and stores know dtypes
@@ -162,7 +174,8 @@ def test_kernels_equal_the_definition(name, dtype, key, device):
 
 
 @every
-def test_kernels_of_several_warps_equal_the_definition(name, device):
+def test_kernels_of_several_warps_equal_the_definition(name, kernels_of):
+    kernels, device = kernels_of
     codec, kernel, x = definition(FORMATS[name][0]), kernels(FORMATS[name][0]), sample(2, 4500)
     packed, lost, kernel_lost = codec.compress(x, 2048), torch.ones(4500), torch.ones(4500, device=device)
     assert torch.equal(kernel.compress(x.to(device), 2048).cpu(), packed)
@@ -174,8 +187,8 @@ def test_kernels_of_several_warps_equal_the_definition(name, device):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's: beside the largest fp32 a level can be infinite
 @every
 @pytest.mark.parametrize("key", [None, KEY])
-def test_kernels_equal_the_definition_at_the_ends_of_fp32(name, key, device):
-    form, _, block = FORMATS[name]
+def test_kernels_equal_the_definition_at_the_ends_of_fp32(name, key, kernels_of):
+    (form, _, block), (kernels, device) = FORMATS[name], kernels_of
     codec, kernel = definition(form), kernels(form)
     ends = [(1e-30, -3e-30), (3e38, -3e38), (1e-45, -1e-40), (1e6, 1e6 + 0.0625), (1.0, -1e-45), (3.4e38, 1.0)]
     low, high = torch.tensor(ends, dtype=torch.float64).T.unsqueeze(-1)
@@ -191,9 +204,9 @@ def test_kernels_equal_the_definition_at_the_ends_of_fp32(name, key, device):
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, from the interpreter
 @every
 @pytest.mark.parametrize("dtypes", slow_after(1, [[torch.float32], [*DTYPES]]), ids=["fp32", "all"])
-def test_kernels_pass_broken_blocks_on_in_the_same_bytes(name, dtypes, device):
+def test_kernels_pass_broken_blocks_on_in_the_same_bytes(name, dtypes, kernels_of):
     """A row without any, and one for each value that breaks a block; each breaks another block."""
-    form, _, block = FORMATS[name]
+    (form, _, block), (kernels, device) = FORMATS[name], kernels_of
     codec, kernel = definition(form), kernels(form)
     for dtype in dtypes:
         n = 2500 if dtype == torch.float32 else 130
@@ -213,9 +226,9 @@ def test_kernels_pass_broken_blocks_on_in_the_same_bytes(name, dtypes, device):
 @every
 @pytest.mark.parametrize("dtypes", slow_after(1, [[torch.float32], [*DTYPES]]), ids=["fp32", "all"])
 @pytest.mark.parametrize("n", [1, 130, 2500])
-def test_kernels_tell_whether_what_they_read_is_finite(name, dtypes, n, device):
+def test_kernels_tell_whether_what_they_read_is_finite(name, dtypes, n, kernels_of):
     """An average makes it true, and one value of any row false."""
-    form, _, block = FORMATS[name]
+    (form, _, block), (kernels, device) = FORMATS[name], kernels_of
     for dtype, at in itertools.product(dtypes, (None, 0, n - 1)):
         x = torch.full((2, n), 60000.0)  # in fp16 some of what is read may be infinite
         if at is not None:
@@ -233,50 +246,59 @@ def test_kernels_tell_whether_what_they_read_is_finite(name, dtypes, n, device):
         assert told[0][2] == told[0][3] == bool(out.isfinite().all())
 
 
-# The compiled definition.
-
-SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ("uint4", "float8_e4m3")]
+# C.
 
 
-@pytest.mark.parametrize("name", ["uint1", *SLOW])
-def test_compiled_equals_eager(name, all_compiled):
-    form, block, _ = FORMATS[name]
-    codec, x = definition(form), sample(2, 4 * block)
-    x[1, 5] = float("nan")
-    with units.eager():
-        packed, values = codec.compress(x, block), round_trip(form, x, block)
-    with units.together():
-        round_trip(form, x, block)
-    assert torch.equal(codec.compress(x, block), packed)
-    assert torch.equal(bits(without_nan(round_trip(form, x, block))), bits(without_nan(values)))
+def everything(codec, x, block, key):
+    """Return the results of all operations, and what they write."""
+    rows, n = x.shape
+    lost, values, total, mean_lost = (
+        torch.empty(rows, n),
+        torch.empty_like(x),
+        sample(1, n, x.dtype, 1)[0],
+        torch.ones(n),
+    )
+    packed, ok = codec.compress(x, block, lost, key), torch.tensor(True)
+    codec.decompress_(values, packed, block, ok)
+    codec.add_(total, packed, torch.linspace(-1, 2, rows), block)
+    sent = codec.reduce(packed, n, block, mean_lost, key)
+    alone = codec.compress(x, block, None, key), codec.reduce(packed, n, block, None, key)
+    return [packed, lost, values, ok, total, sent, mean_lost, *alone]
 
 
-@pytest.mark.slow  # a compilation for each dtype, width and operation
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("name", [*NAMES, "uint5_rotated"])
-@pytest.mark.parametrize(
-    "dtype", [*DTYPES[:2], *(pytest.param(each, marks=pytest.mark.release) for each in DTYPES[2:])]
-)
+@pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler")
+@every
 @pytest.mark.parametrize("key", [None, KEY])
-def test_every_operation_compiled_equals_eager(name, dtype, key, all_compiled):
-    form, block, _ = FORMATS[name]
-    codec, n = definition(form), 3 * block + 77
+@pytest.mark.parametrize("kind", KINDS)
+def test_c_equals_the_definition_on_hostile_values(name, key, kind, monkeypatch):
+    """More rows than one pass takes, by more threads than there are blocks; whole blocks, and every kind of rest."""
+    monkeypatch.setattr(cpu, "threads", lambda values: 3)
+    form, usual, least = FORMATS[name]
+    for dtype, (block, n) in itertools.product(DTYPES, [(least, 200), (usual, usual + 64)]):
+        x = torch.stack([hostile(kind, n, dtype, row) for row in range(9)])
+        pairs = zip(everything(compiled(form), x, block, key), everything(definition(form), x, block, key), strict=True)
+        assert all(same(ours, theirs) for ours, theirs in pairs)
 
-    def work():
-        x, residual, mean_residual = sample(5, n, dtype), torch.empty(5, n), torch.ones(n)
-        x[0, 5] = float("nan")
-        packed = codec.compress(x, block, residual, key)
-        values, total = torch.empty(5, n, dtype=dtype), torch.ones(n)
-        codec.decompress_(values, packed, block)
-        codec.add_(total, packed, torch.rand(5, generator=torch.Generator().manual_seed(0)), block)
-        sent = codec.reduce(packed, n, block, mean_residual, key)
-        return [packed, sent, *map(without_nan, (residual, values, total, mean_residual))]
 
-    with units.eager():
-        expected = work()
-    with units.together():
-        work()
-    assert all(torch.equal(bits(a), bits(b)) for a, b in zip(work(), expected, strict=True))
+def test_formats_and_blocks_of_which_c_knows_nothing_run_the_definition(monkeypatch):
+    form, x = FORMATS["uint4"][0], sample(2, 300)
+
+    class Own(type(form)):
+        pass
+
+    monkeypatch.setattr(layout, "FORMATS", dict(layout.FORMATS))
+    for own, block in ((form, 24), (form, 1 << 14), (Own(4), 64)):
+        monkeypatch.setitem(operators.FORMATS, "own", own)
+        assert not in_c.serves(own, block)
+        packed = operators.compress(x, "own", block, None, None)
+        assert torch.equal(packed, definition(own).compress(x, block))
+
+
+def test_within_definitions_the_definition_runs(monkeypatch):
+    form, _, block = FORMATS["uint4"]
+    assert in_c.serves(form, block) == (cpu.compiler() is not None)
+    with cpu.definitions():
+        assert not in_c.serves(form, block)
 
 
 # The operators.

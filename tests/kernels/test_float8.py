@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from formats import FORMATS, KEY, definition, kernels, round_trip
+from formats import FORMATS, KEY, compiled, definition, kernels, round_trip
 
 both = pytest.mark.parametrize("name", ["float8_e4m3", "float8_e5m2"])
 BLOCK = 8192
@@ -33,7 +33,8 @@ def test_codes_are_those_of_torchs_cast_for_every_pattern(name, device):
     dtype = form.dtype
     x = every_pattern(form)
     right = x.to(dtype).view(torch.uint8)
-    for packed in (definition(form).compress(x, BLOCK), kernels(form).compress(x.to(device), BLOCK).cpu()):
+    in_c, on_gpus = compiled(form).compress(x, BLOCK), kernels(form).compress(x.to(device), BLOCK).cpu()
+    for packed in (definition(form).compress(x, BLOCK), in_c, on_gpus):
         assert (fields(form, packed, BLOCK, BLOCK) == 127).all()  # s = 1
         assert torch.equal(packed[:, :BLOCK], right)
 
@@ -49,8 +50,8 @@ def test_every_code_means_torchs_number_times_the_power(name, field, device):
     packed[0, len(codes) : 256] = 0
     fields(form, packed, 256, 256)[...] = field
     expected = (numbers[numbers.isfinite()].double() * 2.0 ** (field - 127)).float()
-    for codec in (definition(form), kernels(form)):
-        where = "cpu" if codec.module.__name__.endswith(".blockwise") else device
+    for codec in (definition(form), compiled(form), kernels(form)):
+        where = device if codec.module.__name__.endswith(".gpu") else "cpu"
         out = torch.empty(1, 256, device=where)
         codec.decompress_(out, packed.to(where), 256)
         got = out[0, : len(codes)].cpu()

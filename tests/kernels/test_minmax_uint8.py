@@ -1,17 +1,15 @@
-"""The theorems of the format, shown of its definition; and what the compiled definition owes to its surroundings."""
+"""The theorems of the format, shown of its definition."""
 
 import hashlib
-import threading
 
 import numpy as np
 import pytest
 import torch
-from formats import KEY, MINMAX, bits, definition, of_any_scale, sample, without_nan
+from formats import KEY, MINMAX, definition, of_any_scale, sample
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from baguakit.kernels import noise
-from baguakit.kernels.inductor import units
 
 codec = definition(MINMAX)
 LARGEST = float(np.float32(3.38e38))  # a level half a step beyond is still finite
@@ -101,61 +99,3 @@ def test_the_bytes_on_the_wire_stay(key, digest):
     x[2, 1999] = float("inf")
     packed = codec.compress(x, 512, None, key)
     assert hashlib.sha256(packed.numpy().tobytes()).hexdigest()[:16] == digest
-
-
-# The compiled definition.
-
-
-def work(block: int = 512, key: int | None = None) -> list[torch.Tensor]:
-    """The results of every operation, five rows that each have a tail."""
-    x, residual, mean_residual = sample(5, 3000), torch.empty(5, 3000), torch.ones(3000)
-    x[0, 5] = float("nan")
-    packed = codec.compress(x, block, residual, key)
-    values, half, total = torch.empty(5, 3000), torch.empty(5, 3000, dtype=torch.bfloat16), torch.ones(3000)
-    codec.decompress_(values, packed, block)
-    codec.decompress_(half, packed, block)
-    codec.add_(total, packed, torch.rand(5, generator=torch.Generator().manual_seed(0)), block)
-    sent = codec.reduce(packed, 3000, block, mean_residual, key)
-    return [packed, sent, *map(without_nan, (residual, values, half, total, mean_residual))]
-
-
-def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
-    return all(torch.equal(bits(x), bits(y)) for x, y in zip(a, b, strict=True))
-
-
-@pytest.mark.slow
-def test_compiled_outlives_dynamo_resets_threads_modes_and_subnormals(all_compiled):
-    with units.eager():
-        expected = work()
-    work()
-    before = len(units._units)
-    torch._dynamo.reset()
-    assert same(work(), expected)
-    results = []
-    threads = [threading.Thread(target=lambda: results.append(work())) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 3 and all(same(result, expected) for result in results)
-    with torch.inference_mode():
-        assert same(work(), expected)
-    torch.set_num_threads(2)
-    try:
-        assert same(work(), expected)
-    finally:
-        torch.set_num_threads(1)
-    assert len(units._units) == before, "something was compiled again"
-    assert torch.tensor([1e-40]).mul(1.0).item() != 0, "compiled code made this thread flush subnormals"
-
-
-@pytest.mark.slow
-def test_without_a_compiler_the_definition_runs_and_says_so(all_compiled, monkeypatch, caplog):
-    expected = work()
-    units._once.cache_clear()
-    monkeypatch.setattr(units.shutil, "which", lambda name: None)
-    monkeypatch.setattr(units, "_units", {})
-    assert same(work(), expected)
-    work(64)
-    assert sum("no C++ compiler" in record.message for record in caplog.records) == 1
-    units._once.cache_clear()

@@ -10,8 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# The approximate number of values that a unit processes at once. With fewer, calls cost more than caches save.
-RUN = 1 << 20
+RUN = 1 << 20  # the approximate number of values that the definition takes at once, which bounds its memory
 
 
 def aligned(count: int) -> int:
@@ -47,6 +46,7 @@ class Layout(NamedTuple):
     """The bytes of a packed row: the planes of codes, then the headers. A part is padded to a multiple of 16 bytes."""
 
     row: int  # the number of bytes
+    planes_at: tuple[int, ...]  # where the planes of codes begin
     header_at: int  # where the headers begin
     zeros: tuple[slice, ...]  # the bytes that no code or header fills
     runs: tuple[Run, ...]  # the blocks of a row, whole ones first
@@ -66,42 +66,30 @@ class Layout(NamedTuple):
 
 
 def join_(planes: Sequence[Tensor], codes: Tensor, bits: int) -> None:
-    """Write codes (…, w), uint8 with `bits` bits each, to `planes`: bytes (…, ⌈w · p / 8⌉) for a plane of p bits."""
-    if bits == 8:
-        planes[0].copy_(codes)
-        return
-    shift, codes = 0, codes.int()
+    """Write codes (…, w) with `bits` bits each to `planes`: bytes (…, ⌈w · p / 8⌉) for a plane of p bits."""
+    shift = 0
     for bytes_, plane in zip(planes, PLANES[bits], strict=True):
-        part = codes >> shift if shift else codes
-        shift += plane
-        if plane < 8 and shift < bits:  # of more than a byte only the lowest eight bits are copied
-            part = part & (1 << plane) - 1
-        striped = stripes(part, plane)
+        striped = stripes(codes >> shift & (1 << plane) - 1, plane)
         joined = striped[..., 0, :]
         for i in range(1, 8 // plane):
-            joined = torch.add(joined, striped[..., i, :], alpha=1 << i * plane)
+            joined = joined | striped[..., i, :] << i * plane
         bytes_.copy_(joined)
-
-
-def split(planes: Sequence[Tensor], bits: int) -> Tensor:
-    """Return the codes in planes, as stripes (…, count, width) of the widest plane; uint8 for 8 bits, else int32."""
-    if bits == 8:
-        return planes[0].unsqueeze(-2)
-    codes, shift = None, 0
-    for bytes_, plane in zip(planes, PLANES[bits], strict=True):
-        part = bytes_.unsqueeze(-2).int()
-        if plane < 8:  # whole bytes come first, and are their codes' lowest eight bits as they are
-            shifts = torch.arange(0, 8, plane, device=bytes_.device, dtype=torch.int32).unsqueeze(-1)
-            part = part >> shifts & (1 << plane) - 1
-        codes = part if codes is None else torch.add(codes, part.reshape(codes.shape), alpha=1 << shift)
         shift += plane
-    assert codes is not None
+
+
+def split(planes: Sequence[Tensor], bits: int, width: int) -> Tensor:
+    """Return the codes (…, width) in planes; as uint8 if they have up to eight bits, else int32."""
+    codes, shift = torch.zeros((), dtype=torch.uint8 if bits <= 8 else torch.int32, device=planes[0].device), 0
+    for bytes_, plane in zip(planes, PLANES[bits], strict=True):
+        striped = [bytes_ >> at & (1 << plane) - 1 for at in range(0, 8, plane)]
+        codes = codes | torch.cat(striped, -1)[..., :width].to(codes.dtype) << shift
+        shift += plane
     return codes
 
 
-def stripes(values: Tensor, bits: int) -> Tensor:
-    """Return values (…, w), padded with zeros, as the stripes (…, count, width) of codes of `bits` bits."""
-    count = 8 // PLANES[bits][0]
+def stripes(values: Tensor, plane: int) -> Tensor:
+    """Return values (…, w), padded with zeros, as the stripes (…, count, width) of a plane of `plane` bits."""
+    count = 8 // plane
     if values.shape[-1] % count:
         values = torch.nn.functional.pad(values, (0, -values.shape[-1] % count))
     return values.view(*values.shape[:-1], count, values.shape[-1] // count)
@@ -126,15 +114,13 @@ class Format:
     padded: bool = False  # the last block of a row is stored like the others; else it ends with the row
     rotated: bool = False  # blocks are rotated before they are measured (`rotation.py`); rows are added rotated
     numbers: tuple[int, ...] = ()  # further numbers that its kernels take as constants
-    # The module of the operations in NumPy, if any. It is faster for few values, but does not round at random.
-    in_numpy: ModuleType | None = None
 
     def __init__(self, name: str) -> None:
         self.name = name
         FORMATS[name] = self
 
     def __repr__(self) -> str:
-        return self.name  # of which, among others, the names of compiled units are made
+        return self.name
 
     def measure(self, x: Tensor, drawn: bool) -> tuple[Tensor, Tensor]:
         """Return the headers of blocks (…, width), and the factors (…, 1) that turn values into levels.
@@ -191,7 +177,7 @@ class Format:
             places = tuple(slice(begin, begin + length) for begin, length in parts)
             columns, missing = slice(start, stop), height * width - (stop - start)
             runs.append(Run(columns, width, height, missing, places, self.header[0]))
-        return Layout(row, header_at, tuple(zeros), tuple(runs))
+        return Layout(row, tuple(codes_at), header_at, tuple(zeros), tuple(runs))
 
 
 def twin_of(format: Format) -> ModuleType:

@@ -43,14 +43,12 @@ The mean sums at most 8192 integers of 17 bits, so that the order of summation d
     mean |x| = Σ ⌊|x| / u⌋ / width · u               u = 2⁻¹⁷ of the least power of two above max |x|, at least 2⁻¹¹³,
                                                      so that there are no subnormals
 
-This file is the definition; `uniform_gpu.py` has the same arithmetic for GPUs, and `uniform_numpy.py` for few values
-with wide headers on a CPU.
+This file is the definition; `uniform_gpu.py` has the same arithmetic for GPUs, and `cpu.c` for CPUs.
 """
 
 import torch
 from torch import Tensor
 
-from . import uniform_numpy
 from .format import Format
 
 SMALLEST = 2.0**-126
@@ -72,7 +70,6 @@ class UniformFormat(Format):
         super().__init__("minmax_uint8" if self.wide else f"uint{bits}" + "_rotated" * rotated)
         self.header = (torch.float32, 2) if self.wide else (torch.int32, 1)
         self.padded = rotated or bits not in (1, 2, 4, 8)
-        self.in_numpy = uniform_numpy if self.wide else None
         self.unit = 0.5 if rotated or bits == 1 else 1.0  # of bottoms, in steps
 
     def about_zero(self, drawn: bool) -> bool:

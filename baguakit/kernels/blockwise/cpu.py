@@ -1,0 +1,106 @@
+"""Run the operations of blockwise formats on CPU tensors by compiled C, with the signatures of `definition.py`."""
+
+import ctypes
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import cpu
+from ..noise import seed_words
+from ..rotation import signs_of
+from .float8 import Float8Format
+from .format import PLANES, Format
+from .uniform import SPACINGS, UniformFormat
+
+SOURCE = Path(__file__).with_name("cpu.c")
+BLOCKS = tuple(1 << power for power in range(6, 14))
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # in the order of common.h
+
+
+class Form(ctypes.Structure):
+    """The constants of a format, and the layout of its rows: `Form` in cpu.c."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("float8", "bits", "wide", "padded", "rotated")),
+        *((name, ctypes.c_float) for name in ("unit", "spacing")),
+        *((name, ctypes.c_int32) for name in ("m", "e", "exponent", "largest", "block")),
+        *((name, ctypes.c_int64) for name in ("n", "blocks", "row", "header_at")),
+        ("planes_at", ctypes.c_int64 * 3),
+        ("signs", ctypes.c_void_p),
+    )
+
+
+class Call(ctypes.Structure):
+    """The arguments of an operation: `Call` in cpu.c."""
+
+    _fields_ = (
+        ("form", ctypes.c_void_p),  # which C fills in
+        ("rows", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("values", "packed", "sent", "residual", "weights", "ok")),
+        *((name, ctypes.c_int32) for name in ("dtype", "drawn")),
+        ("seed", ctypes.c_uint32 * 2),
+    )
+
+
+@lru_cache(maxsize=4096)
+def _form(format: Format, n: int, block: int) -> tuple[Form, Any]:
+    """Return the constants of rows of `n` values, and what must live as long."""
+    layout, signs = format.layout(n, block), signs_of(block, torch.device("cpu")) if format.rotated else None
+    form = Form(bits=format.bits, padded=format.padded, rotated=format.rotated, block=block, n=n, blocks=-(-n // block))
+    form.row, form.header_at, form.signs = layout.row, layout.header_at, None if signs is None else signs.data_ptr()
+    form.planes_at[: len(PLANES[format.bits])] = layout.planes_at
+    if isinstance(format, UniformFormat):
+        form.wide, form.unit, form.spacing = format.wide, format.unit, SPACINGS.get(format.bits, 0.0)
+    elif isinstance(format, Float8Format):
+        form.float8, form.exponent, (form.m, form.e, form.largest) = True, format.exponent, format.numbers
+    return form, signs
+
+
+def serves(format: Format, block: int) -> bool:
+    """Return whether compiled C runs the operations of a format; otherwise the definition does."""
+    own = type(format) in (UniformFormat, Float8Format) and block in BLOCKS
+    return own and cpu.functions(SOURCE) is not None
+
+
+def compress(format: Format, x: Tensor, block: int, residual: Tensor | None = None, key: int | None = None) -> Tensor:
+    rows, n = x.shape
+    sent = torch.empty(rows, format.layout(n, block).row, dtype=torch.uint8)
+    _run("compress", format, n, block, rows, key, values=x.contiguous(), sent=sent, residual=residual)
+    return sent
+
+
+def decompress_(format: Format, out: Tensor, packed: Tensor, block: int, ok: Tensor | None = None) -> None:
+    _run("decompress", format, out.shape[1], block, out.shape[0], values=out, packed=packed, ok=ok)
+
+
+def add_(format: Format, out: Tensor, packed: Tensor, weights: Tensor, block: int) -> None:
+    _run("add", format, len(out), block, len(packed), values=out, packed=packed, weights=weights)
+
+
+def reduce(
+    format: Format, packed: Tensor, n: int, block: int, residual: Tensor | None = None, key: int | None = None,
+    ok: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    sent = torch.empty(1, packed.shape[1], dtype=torch.uint8)
+    if ok is not None:
+        ok.fill_(True)
+    _run("reduce", format, n, block, len(packed), key, packed=packed, sent=sent, residual=residual)
+    return sent
+
+
+def _run(
+    operation: str, format: Format, n: int, block: int, rows: int, key: int | None = None, **tensors: Tensor | None
+) -> None:
+    form, _ = _form(format, n, block)
+    call = Call(rows=rows)
+    for name, tensor in tensors.items():
+        if tensor is not None:
+            setattr(call, name, tensor.data_ptr())
+    if (values := tensors.get("values")) is not None:
+        call.dtype = DTYPES.index(values.dtype)
+    if key is not None:
+        call.drawn, call.seed[:] = True, seed_words(key)
+    getattr(cpu.functions(SOURCE), operation)(ctypes.byref(form), ctypes.byref(call), cpu.threads(rows * n))
