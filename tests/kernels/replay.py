@@ -49,6 +49,8 @@ def pytest_unconfigure() -> None:
 
 def data_ptr(x: torch.Tensor) -> int:
     at = address_of(x)
+    if not at or type(x) not in (torch.Tensor, torch.nn.Parameter):
+        return at
     size = x.element_size() * (1 + sum((n - 1) * step for n, step in zip(x.shape, x.stride(), strict=True)))
     size = size if x.numel() else 0
     if at not in tensors:

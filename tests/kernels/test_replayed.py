@@ -4,6 +4,8 @@ One run of the byte tests records every call of a compiled function: see replay.
 """
 
 import os
+import platform
+import re
 import shutil
 import subprocess
 import sys
@@ -39,10 +41,23 @@ def recorded(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recorded")
     tests = [str(path) for name in TESTS for path in sorted(HERE.glob(f"test_{name}.py"))]
     environment = {**os.environ, "RECORDED": str(folder), "PYTHONPATH": str(HERE), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "replay", "-p", "no:xdist", "-m", "not slow", *tests]
+    options = ["-q", "-x", "--tb=short", "--show-capture=no", "-p", "replay", "-p", "no:xdist", "-m", "not slow"]
+    command = [sys.executable, "-m", "pytest", *options, *tests]
     run = subprocess.run(command, env=environment, cwd=HERE.parents[1], capture_output=True, text=True)
     assert run.returncode == 0, run.stdout[-4000:]
     return folder
+
+
+def program(recorded, tmp_path, family, compiler, flags) -> Path:
+    """Return the program that repeats the calls of a family, compiled."""
+    names = (recorded / f"{family}.names").read_text()
+    functions = re.findall(r"^(?:void|int) (\w+)\(", SOURCES[family].read_text(), re.MULTILINE)
+    assert names == "".join(f"ENTRY({name})" for name in sorted(functions)), "a function was not called"
+    plain = [flag for flag in cpu.FLAGS if flag not in ("-shared", "-fPIC")]
+    sources = ["-I", cpu.COMMON.parent, "-include", SOURCES[family], HERE / "replay.c"]
+    made = tmp_path / "replay"
+    subprocess.run([compiler, *plain, *flags, f"-DNAMES={names}", *sources, "-o", made, *cpu.LIBRARIES], check=True)
+    return made
 
 
 @pytest.mark.parametrize("family", SOURCES)
@@ -51,14 +66,20 @@ def test_it_gives_the_recorded_bytes(recorded, tmp_path, family, variant):
     compilers, flags, run, threads = VARIANTS[variant]
     compiler = next(filter(None, map(shutil.which, compilers)), None)
     if compiler is None or not all(map(shutil.which, run)):
-        pytest.skip(f"needs {' '.join([compilers[0], *run])}")
-    calls, program = recorded / f"{family}.calls", tmp_path / "replay"
-    names = f"-DNAMES={calls.with_suffix('.names').read_text()}"
-    plain = [flag for flag in cpu.FLAGS if flag not in ("-shared", "-fPIC")]
-    sources = ["-include", SOURCES[family], HERE / "replay.c"]
-    subprocess.run(
-        [compiler, *plain, *flags, names, "-I", cpu.COMMON.parent, *sources, "-o", program, *cpu.LIBRARIES], check=True
-    )
-    result = subprocess.run([*run, program, calls, str(threads)], capture_output=True, text=True)
+        pytest.skip(f"needs {' and '.join([compilers[0], *run])}")
+    if "x86" in str(flags) and platform.machine() != "x86_64":
+        pytest.skip("needs an x86-64 processor")
+    made = program(recorded, tmp_path, family, compiler, flags)
+    command = [*run, made, recorded / f"{family}.calls", str(threads)]
+    result = subprocess.run(command, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr[-4000:]
     assert int(result.stdout.split()[0]) > 0
+
+
+def test_a_byte_that_differs_is_found(recorded, tmp_path):
+    made, calls = program(recorded, tmp_path, "mixing", "gcc", ()), tmp_path / "calls"
+    data = bytearray((recorded / "mixing.calls").read_bytes())
+    data[-1] ^= 0xFF
+    calls.write_bytes(data)
+    result = subprocess.run([made, calls, "0"], capture_output=True, text=True)
+    assert result.returncode == 1 and re.search(r"byte \d+ of region \d+ differs", result.stderr)
