@@ -18,7 +18,7 @@ This page is written by `python -m bench.roofline --page` from the JSON in `benc
 
     make bench                        every benchmark: pytest --benchmark
     python -m bench.roofline          every kernel, from 2^10 values on, against the speed of a copy
-    python -m bench.roofline --predicted   what an H200 would take, from the code that it would execute
+    python -m bench.roofline --predicted   what an H200 or H100 would take, from the code that it would execute
     scripts/gpu OUTDIR [PART…]        on a GPU: the tests, the benchmarks and the roofline; JSON in OUTDIR
     python -m bench.step_profile      where a step of bytegrad spends its time, on the host and on the device
     python -m bench.network           steps of training over slow links, on hosts that are network namespaces (root)
@@ -119,7 +119,10 @@ HEADINGS = (
 
 
 def comparison(found: Mapping[str, Any], level: int = 2) -> list[str]:
-    """Return the lines of a comparison of `scripts/gpu`: the operation furthest below its prediction comes first."""
+    """Return the lines of a comparison of `scripts/gpu`: the operation furthest below its prediction comes first.
+
+    By hand may be added "about", a text about the prediction, and to a row "why" it is not met.
+    """
     rows = sorted(found["rows"], key=lambda row: (row["of_predicted"] is None, row["of_predicted"] or 0.0))
     machine = found["machine"]
     lines = [
@@ -127,15 +130,16 @@ def comparison(found: Mapping[str, Any], level: int = 2) -> list[str]:
         "",
         f"torch {machine['torch']}, triton {machine['triton']}, {machine['date']}. A copy ran at "
         f"{found['copy_gb_per_s'][0]:.0f} GB/s before and {found['copy_gb_per_s'][-1]:.0f} GB/s after. Shares are of "
-        "that speed, and predicted for it; sectors and bytes are of one value in fp32.",
+        "that speed, and predicted for it; sectors and bytes are of one value in fp32."
+        + f" {found.get('about', '')}".rstrip(),
         "",
         *([f"Sectors and bytes were not counted: {found['counted']}.", ""] if found["counted"] else []),
-        "| operation | " + " | ".join(key.replace("_", " ") for key, _ in HEADINGS) + " |",
-        "|---" * (len(HEADINGS) + 1) + "|",
+        "| operation | " + " | ".join(key.replace("_", " ") for key, _ in HEADINGS) + " | why |",
+        "|---" * (len(HEADINGS) + 2) + "|",
     ]
     for row in rows:
         cells = ["–" if row[key] is None else form.format(row[key]) for key, form in HEADINGS]
-        lines.append(f"| {row['operation']} | " + " | ".join(cells) + " |")
+        lines.append(f"| {row['operation']} | " + " | ".join([*cells, row.get("why", "")]) + " |")
     return [*lines, ""]
 
 

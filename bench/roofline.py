@@ -10,7 +10,7 @@ each of a millisecond or more, one call after another on the same tensors. The r
 above the roof. After the smallest size come the largest and those below it, until `--seconds` have passed.
 
 `--predicted` executes every kernel's PTX on 2¹⁶ values, or 2 to the power of `--largest` if that is less, and predicts
-what an H200 takes: see `bench.predicted.model`.
+what an H200 and an H100 take: see `bench.predicted.model`. `python -m bench.predicted` shows single rows.
 """
 
 import argparse

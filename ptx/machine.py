@@ -70,6 +70,7 @@ class Program:
     """
 
     def __init__(self, ptx: str, threads: int | None = None):
+        self.ptx = ptx
         self.kernel: Kernel = parse(ptx)
         self.threads = self.kernel.threads or threads
         if self.threads is None:

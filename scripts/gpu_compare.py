@@ -17,7 +17,7 @@ from typing import Any
 import gpu_sectors
 
 from bench.pages import comparison
-from bench.predicted.model import COPY
+from bench.predicted.model import GPU, GPUS
 
 ROOT = Path(__file__).resolve().parents[1]
 PREDICTED = ROOT / "bench" / "results" / "roofline-predicted.json"
@@ -68,21 +68,21 @@ def compared(
     Args:
         measured: of `bench.roofline`; of each operation its largest size counts.
         predicted: of `bench.roofline --predicted`; its rows in fp32 count, as only fp32 is measured. It gives sectors
-            relative to those that the bytes fill. It is for an H200: for another GPU it holds if that computes as
-            fast, and memory then is as fast as the measured copy.
+            relative to those that the bytes fill.
         counted: "sectors" and "bytes" a value by "family, name", or the reason why nothing was counted.
     """
     largest = {name_of(row): row for row in sorted(measured["rows"], key=lambda row: row["values"])}
     expected = {name_of(row): row for row in predicted["rows"] if row["dtype"] == "fp32"}
     names = [*largest, *(name for name in expected if name not in largest)]
     copy = sum(measured["copy_gb_per_s"]) / len(measured["copy_gb_per_s"]) * 1e9
+    gpu = like(measured["machine"]["device"], copy).name
     seen = {} if isinstance(counted, str) else counted
     return {
         "kind": "comparison",
         "machine": measured["machine"],
         "copy_gb_per_s": measured["copy_gb_per_s"],
         "counted": counted if isinstance(counted, str) else None,
-        "rows": [beside(name, largest.get(name), expected.get(name), seen.get(name, {}), copy) for name in names],
+        "rows": [beside(name, largest.get(name), expected.get(name), seen.get(name, {}), gpu) for name in names],
     }
 
 
@@ -91,11 +91,11 @@ def name_of(row: Row) -> str:
     return KERNELS.get(name, name)
 
 
-def beside(name: str, measured: Row | None, predicted: Row | None, counted: Row, copy: float) -> dict[str, Any]:
-    """Return the figures of an operation, where a copy moves so many bytes a second; None is for what is not known."""
+def beside(name: str, measured: Row | None, predicted: Row | None, counted: Row, gpu: str) -> dict[str, Any]:
+    """Return the figures of an operation beside those predicted for a GPU; None is for what is not known."""
     share = measured["share"] if measured else None
     # The prediction counts all bytes that a kernel moves, and the measurement those that it must.
-    expected = share_of(predicted, copy) * predicted["floor"] / predicted["bytes"] if predicted else None
+    expected = predicted[gpu]["share"] * predicted["floor"] / predicted["bytes"] if predicted else None
     return {
         "operation": name,
         "values": measured["values"] if measured else None,
@@ -109,10 +109,9 @@ def beside(name: str, measured: Row | None, predicted: Row | None, counted: Row,
     }
 
 
-def share_of(predicted: Row, copy: float) -> float:
-    """Return the predicted share of the speed of a copy that moves so many bytes a second."""
-    busy = dict(predicted["busy"])
-    return float(1 / max(busy.pop("memory"), max(busy.values()) * copy / COPY))
+def like(device: str, copy: float) -> GPU:
+    """Return the predicted GPU of a device's name, or else that whose copy's bytes a second are nearest."""
+    return min(GPUS, key=lambda gpu: (gpu.name not in device, abs(gpu.copy - copy)))
 
 
 def page(found: Mapping[str, Any]) -> str:

@@ -13,12 +13,10 @@ import gpu_compare  # noqa: E402 there it lies
 import gpu_issue  # noqa: E402
 
 
-@pytest.mark.parametrize(
-    "copy, memory, share", [(4300.0, 1.0, 0.5), (2150.0, 1.0, 1.0), (8600.0, 1.0, 0.25), (1.0, 1.25, 0.8)]
-)
-def test_what_is_predicted_for_one_speed_of_memory_is_told_for_another(copy, memory, share):
-    """Half as fast, it leaves instructions twice the time for each byte."""
-    assert gpu_compare.share_of({"busy": {"memory": memory, "issue": 2.0, "float": 0.5}}, copy * 1e9) == share
+def test_a_device_is_compared_with_the_predictions_for_it_or_for_the_gpu_with_the_nearest_copy():
+    assert gpu_compare.like("NVIDIA H200", 1e12).name == "H200"
+    assert gpu_compare.like("NVIDIA H100 80GB HBM3", 9e12).name == "H100"
+    assert [gpu_compare.like("CPU", copy).name for copy in (1e10, 9e12)] == ["H100", "H200"]
 
 
 def test_every_measured_operation_is_predicted():

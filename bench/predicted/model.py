@@ -1,126 +1,102 @@
-"""The time that an H200 takes for what a launch was counted to do, and the part of it that is busy the longest.
+"""The time that a GPU takes for a launch: what its machine code needs, simulated, and the parts that it keeps busy.
 
-A launch takes as long as the slowest of these, if enough warps hide each other's waiting:
+    memory         distinct sectors, at the speed of a large copy
+    issue          instructions, at one a clock and scheduler
+    exchange       loads, stores and shuffles: sectors and turns of shared memory, at 128 bytes a clock
+    integer …      instructions of a pipe, at its width
 
-    memory      distinct sectors, at the speed of a large copy
-    cache       requested sectors, and turns of shared memory, at 128 bytes a clock and multiprocessor
-    issue       instructions, at one a clock and scheduler
-    integer …   instructions of a pipe, at the results a clock and multiprocessor that the CUDA C++ Programming Guide's
-                table "Throughput of Native Arithmetic Instructions" gives for compute capability 9.0
-
-PTX is not what a GPU executes: an instruction of PTX takes none, one or several of the machine. `cost` says how many,
-in which pipe, as the assembler's code for sm_90 shows. Not in the model: the time to launch, latency that too few warps
-hide, and instructions that the assembler combines or that move registers.
+No launch is faster than its busiest part. `simulation` says how much slower it is, because instructions of the same
+pipe come together and too few warps hide each other's waiting. Not in the model: the time to launch.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
 
-COPY = 4.3e12  # bytes a second that a large copy reads and writes
-CLOCK = 1.98e9  # a second, boosted
-MULTIPROCESSORS, SCHEDULERS, WARP, SECTOR, LINE = 132, 4, 32, 32, 128
-
-# Results a clock and multiprocessor.
-RATES = {
-    "float": 128,  # fp32 and halves, by lanes: a pair of halves is one
-    "integer": 64,  # additions, comparisons, selections, shifts and logic; also maxima of fp32, and integers to fp32
-    "multiply": 64,  # of integers
-    "fp64": 64,
-    "conversion": 16,  # the special function unit: other conversions, rounding to integers, reciprocals, counts of bits
-    "exchange": 32,  # loads, stores and shuffles
-}
-# Whose parts are executed elsewhere than most of its class.
-Cost = Mapping[str, float]
-FREE: Cost = {}
-DIVISION_F32: Cost = {"conversion": 2, "float": 6, "issue": 3}  # reciprocal, check, Newton's steps; a jump for corners
-ROOT_F32: Cost = {"conversion": 1, "float": 6, "integer": 1, "issue": 2}
-DIVISION_F64: Cost = {"conversion": 1, "fp64": 8, "integer": 2, "issue": 3}
-DIVISION_INTEGER: Cost = {"conversion": 3, "integer": 12, "multiply": 3}
-INTEGERS = {f"{letter}{width}" for letter in "us" for width in (8, 16, 32, 64)}
+from .assembly import Code, assembled
+from .simulation import SCHEDULERS, SECTOR, WARP, Multiprocessor, Step, path, resident, steps
 
 
-class Limit(NamedTuple):
-    """A part of the GPU, and the seconds that a launch keeps it busy."""
+@dataclass(frozen=True)
+class GPU:
+    """A GPU of compute capability 9.0.
+
+    Attributes:
+        copy: bytes a second that a large copy reads and writes.
+        clock: a second, boosted.
+    """
 
     name: str
-    seconds: float
+    copy: float
+    clock: float = 1.98e9
+    multiprocessors: int = 132
+
+    @property
+    def sectors(self) -> float:
+        """How many sectors memory moves in a clock for a multiprocessor."""
+        return self.copy / self.clock / self.multiprocessors / SECTOR
 
 
-def cost(name: str, kind: str) -> Cost:
-    """Return how many instructions of which pipe an instruction of PTX of a class takes; "issue" is none of a pipe."""
-    opcode, *modifiers = name.split(".")
-    if kind in ("move", "control"):
-        return FREE if kind == "move" else {"issue": 1}
-    if kind in ("memory", "shared"):
-        return {"exchange": 1}
-    if kind == "warp":
-        return {"integer": 1} if opcode == "vote" else {"exchange": 2 if opcode == "redux" else 1}
-    if kind == "conversion":
-        return _conversion(modifiers)
-    if kind == "special" or opcode == "div":
-        return _division(opcode, modifiers)
-    wide = 2 if modifiers[-1] in ("b64", "s64", "u64") else 1
-    if kind == "integer":
-        return _integer(opcode, modifiers, wide)
-    if opcode in ("min", "max", "setp", "selp"):
-        return {"integer": 2 if kind == "fp64" and opcode == "selp" else 1} if kind == "float" else {"fp64": 1}
-    if opcode in ("abs", "neg") and kind == "float" and "x2" not in modifiers[-1]:
-        return FREE  # a modifier of what reads the result
-    return {kind: 2 if modifiers[-1] == "f32x2" else 1}
+H100, H200 = GPU("H100", 2.884e12), GPU("H200", 4.3e12)  # the H100 as measured in the run on the page
+GPUS = (H200, H100)
+IDLE = 0.8  # a launch none of whose parts is busy for this share of its time is bound by waiting
 
 
-def _division(opcode: str, modifiers: Sequence[str]) -> Cost:
-    if modifiers[-1] == "f64":
-        return DIVISION_F64
-    if modifiers[-1] == "f32":
-        return DIVISION_F32 if opcode == "div" else ROOT_F32
-    return DIVISION_INTEGER
+@dataclass(frozen=True)
+class Assembled:
+    """A launch that was counted, and the path of its warps through the machine code."""
+
+    counted: Any
+    code: Code
+    steps: Sequence[Step]
+
+    @property
+    def warps(self) -> int:
+        """Those of a program."""
+        return -(-int(self.counted.threads) // WARP)
+
+    @property
+    def held(self) -> int:
+        return resident(self.code, self.warps, self.counted.shared)
+
+    def pipes(self) -> Counter[str]:
+        """Return how many instructions of each pipe all warps execute."""
+        of_warp = Counter(step.pipe for step in self.steps)
+        return Counter({pipe: count * self.warps * self.counted.programs for pipe, count in of_warp.items()})
+
+    def opcodes(self) -> Counter[str]:
+        """Return how many instructions of each opcode a warp executes."""
+        return Counter(each.opcode for each in path(self.code, self.counted))
+
+    def busy(self, gpu: GPU) -> dict[str, float]:
+        """Return the seconds that the launch keeps each part of a GPU busy."""
+        clocks: Counter[str] = Counter()
+        for step in self.steps:
+            clocks["issue"] += 1
+            clocks[step.pipe] += step.clocks * (SCHEDULERS if step.pipe == "exchange" else 1)
+        # Additions and products of floats may use the pipe of integer products, but not the other way round.
+        clocks["float"] = max((clocks["float"] + clocks["multiply"]) / 2, clocks["multiply"])
+        del clocks["multiply"]
+        total = self.warps * self.counted.programs / SCHEDULERS / gpu.multiprocessors / gpu.clock
+        found = {name: count * total for name, count in clocks.items() if count}
+        return found | {"memory": sum(self.counted.distinct.values()) * SECTOR / gpu.copy}
+
+    def seconds(self, gpu: GPU) -> float:
+        """Return how long the launch takes, as simulated, but no less than its busiest part."""
+        clocks = Multiprocessor(self.steps, self.warps, self.held, gpu.sectors).clocks()
+        simulated = clocks * self.counted.programs / gpu.multiprocessors / gpu.clock
+        return max(simulated, *self.busy(gpu).values())
 
 
-def _integer(opcode: str, modifiers: Sequence[str], wide: int) -> Cost:
-    if "pred" in modifiers:
-        return FREE  # combined with the comparison before it
-    if opcode in ("mul", "mad"):
-        long = 2 if opcode == "mad" and "wide" in modifiers else 3 * wide - 2
-        return {"multiply": long if "wide" not in modifiers else 1}
-    if opcode == "popc":
-        return {"conversion": wide}
-    if opcode in ("min", "max") and wide == 2:
-        return {"integer": 4}
-    return {"integer": wide}
+def assembled_of(counted: Any) -> Assembled:
+    code = assembled(counted.ptx)
+    return Assembled(counted, code, steps(code, counted))
 
 
-def _conversion(modifiers: Sequence[str]) -> Cost:
-    to, source = modifiers[-2], modifiers[-1]
-    if to in INTEGERS and source in INTEGERS:
-        return {"integer": 1} if int(to[1:]) > int(source[1:]) else FREE  # lower bits are there already
-    if "f64" in (to, source):
-        return {"conversion": 1}
-    if source in ("s32", "u32") or (to[0] in "bf" and "16" in to):
-        return {"integer": 1}  # I2FP, and F2FP, which rounds to a half
-    if source in ("bf16", "f16"):
-        return {"integer" if source == "bf16" else "float": 1}
-    return {"conversion": 1}
-
-
-def limits(counted: Any) -> list[Limit]:
-    """Return how long a launch keeps each part of the GPU busy, the longest first."""
-    slots: Counter[str] = Counter()
-    for name, (_, warps) in counted.instructions.items():
-        for pipe, count in cost(name, counted.classes[name]).items():
-            slots[pipe] += count * warps
-    clocks = {pipe: slots[pipe] * WARP / rate for pipe, rate in RATES.items()}
-    clocks["issue"] = sum(slots.values()) / SCHEDULERS
-    clocks["cache"] = sum(counted.requested.values()) * SECTOR / LINE + counted.wavefronts
-    found = [Limit(name, count / MULTIPROCESSORS / CLOCK) for name, count in clocks.items()]
-    found.append(Limit("memory", sum(counted.distinct.values()) * SECTOR / COPY))
-    return sorted(found, key=lambda each: -each.seconds)
-
-
-def instructions_a_byte() -> float:
-    """Return how many instructions of single lanes the GPU issues while its memory moves a byte."""
-    return MULTIPROCESSORS * SCHEDULERS * WARP * CLOCK / COPY
+def instructions_a_byte(gpu: GPU) -> float:
+    """Return how many instructions of single lanes a GPU issues while its memory moves a byte."""
+    return gpu.multiprocessors * SCHEDULERS * WARP * gpu.clock / gpu.copy
 
 
 def predict(counted: Sequence[Any], n: int, floor: float, moves: float) -> dict[str, Any]:
@@ -132,29 +108,33 @@ def predict(counted: Sequence[Any], n: int, floor: float, moves: float) -> dict[
     Returns:
         bytes, floor: of a value.
         distinct, requested: sectors relative to those that `moves` bytes fill.
-        instructions: of single lanes, for a byte of `moves`.
-        bound: the part that is busy the longest, and `busy`, how long each part is, relative to a copy of `moves`.
-        share: of the bytes a second of a copy.
-        classes: instructions of lanes for each value, by class.
+        pipes: instructions of lanes of each pipe for each value, and `instructions` of all for a byte of `moves`.
+        For each GPU, under its name: its `share` of the bytes a second of a copy, how long each part is `busy`,
+        relative to a copy of `moves`, and the `bound`: the busiest part, or "waiting" if all are idle too long.
     """
-    ideal, busy = moves / COPY, Counter[str]()
-    seconds, bound = 0.0, Counter[str]()
-    classes: Counter[str] = Counter()
-    for launch in counted:
-        found = limits(launch)
-        seconds += found[0].seconds
-        bound[found[0].name] += found[0].seconds
-        busy.update({each.name: each.seconds for each in found})
-        classes.update({name: WARP * warps for name, (_, warps) in launch.by_class().items()})
-    slots = busy["issue"] * MULTIPROCESSORS * SCHEDULERS * CLOCK * WARP
+    launches = [assembled_of(each) for each in counted]
+    pipes: Counter[str] = Counter()
+    for launch in launches:
+        pipes.update({pipe: WARP * count for pipe, count in launch.pipes().items()})
     return {
         "bytes": moves / n,
         "floor": floor / n,
         "distinct": sum(sum(each.distinct.values()) for each in counted) * SECTOR / moves,
         "requested": sum(sum(each.requested.values()) for each in counted) * SECTOR / moves,
-        "instructions": slots / moves,
-        "bound": max(bound, key=lambda name: bound[name]),
-        "busy": {name: round(part / ideal, 3) for name, part in busy.most_common()},
+        "instructions": sum(pipes.values()) / moves,
+        "pipes": {pipe: round(count / n, 2) for pipe, count in pipes.most_common()},
+        **{gpu.name: _of_gpu(launches, gpu, moves) for gpu in GPUS},
+    }
+
+
+def _of_gpu(launches: Sequence[Assembled], gpu: GPU, moves: float) -> dict[str, Any]:
+    ideal, busy = moves / gpu.copy, Counter[str]()
+    for launch in launches:
+        busy.update(launch.busy(gpu))
+    seconds = sum(launch.seconds(gpu) for launch in launches)
+    bound, longest = busy.most_common(1)[0]
+    return {
         "share": min(1.0, ideal / seconds),
-        "classes": {name: round(count / n, 2) for name, count in classes.most_common()},
+        "bound": bound if longest >= IDLE * seconds else "waiting",
+        "busy": {name: round(part / ideal, 3) for name, part in busy.most_common()},
     }

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from .model import CLOCK, COPY, MULTIPROCESSORS, RATES, SCHEDULERS, WARP, instructions_a_byte, predict
+from .model import GPUS, H100, H200, IDLE, instructions_a_byte, predict
 from .reasons import TARGET, reason_of
+from .simulation import CLOCKS, LATENCY, SCHEDULERS, WARP
 from .work import Operation, operations
 
 ROOT = Path(__file__).parents[2]
@@ -54,33 +55,36 @@ def save(found: dict[str, Any], out: Path) -> Path:
     return path
 
 
-HEAD = """## *Predicted*, not measured: an H200
+HEAD = """## *Predicted*, not measured: an H200 and an H100
 
 The PTX that Triton generates for the kernels is executed in NumPy (`ptx`) on {values:,} values; each result is
-compared with its definition, and what it took is counted. On an H100 (the comparison above) the counters saw as many
-sectors as predicted; kernels bound by memory reached 0.81 to 1.04 of the predicted speed, and those bound by
-instructions 0.70 to 0.83, but for the average of signs, 1.18. A kernel is predicted to take as long as the slowest of
+compared with its definition, and what each line took is counted. NVIDIA's assembler, which Triton ships, makes machine
+code for compute capability 9.0 of the PTX and says which instruction comes from which line. So the path of a warp is
+known, and a multiprocessor that runs it is simulated, clock by clock (`bench/predicted/simulation.py`):
 
-* memory: {copy} TB/s, the speed of a large copy;
-* the first cache and shared memory: 128 bytes a clock and multiprocessor;
-* the schedulers: {sms} multiprocessors × {schedulers} × {warp} lanes × {clock} GHz, which is {budget:.1f} instructions
-  of single lanes while memory moves a byte;
-* each pipe, by its results a clock and multiprocessor (CUDA C++ Programming Guide, compute capability 9.0): {rates}.
+* its {schedulers} schedulers issue an instruction of {warp} lanes a clock each: {sms} multiprocessors at {clock} GHz
+  issue {h200:.1f} instructions of single lanes while an H200's memory moves a byte, and {h100:.1f} of an H100's;
+* an instruction keeps its pipe for so many clocks: {pipes};
+* it issues when the assembler says that what it reads is there; loads from memory take {latency} clocks or more;
+* memory moves one sector after another, {copies}: the speed of a large copy.
 
-Launches are not in it, nor latency that too few warps hide. `bench/predicted/model.py` says what an instruction of PTX
-takes. *Distinct* are the sectors of 32 bytes that a launch touches, *requested* those that its instructions touch,
-summed over warps: both relative to the bytes that the kernels' algorithm moves. *Bound by* is the slowest part.
+On an H100 (the comparison above) the counters saw as many sectors as were predicted. Launches are not in it.
+
+*Distinct* are the sectors of 32 bytes that a launch touches, *requested* those that its instructions touch, summed over
+warps: both relative to the bytes that the kernels' algorithm moves. *Bound by* is the part that is busy the longest,
+or *waiting*, if none is for {idle} of the time. `python -m bench.predicted` shows the machine code of a row by opcode.
 """
-COLUMNS = ("", "dtype", "bytes a value (least)", "distinct", "requested", "instructions a byte", "bound by")
-COLUMNS += ("*predicted* share of a copy", "why below 0.9")
+COLUMNS = ("", "dtype", "bytes a value (least)", "distinct", "requested", "instructions a value", "of them integer")
+COLUMNS += ("bound by: H200", "H100", "*predicted* share of a copy: H200", "H100", f"why below {TARGET} on an H200")
 
 
 def lines(found: dict[str, Any], picture: bool) -> list[str]:
     """Return the lines of a page."""
-    rates = ", ".join(f"{name} {rate}" for name, rate in RATES.items())
     head = HEAD.format(
-        values=found["values"], copy=COPY / 1e12, sms=MULTIPROCESSORS, schedulers=SCHEDULERS, warp=WARP,
-        clock=CLOCK / 1e9, budget=instructions_a_byte(), rates=rates,
+        values=found["values"], schedulers=SCHEDULERS, warp=WARP, sms=H200.multiprocessors, clock=H200.clock / 1e9,
+        h200=instructions_a_byte(H200), h100=instructions_a_byte(H100), latency=LATENCY["LDG"], idle=IDLE,
+        pipes=", ".join(f"{name} {clocks:g}" for name, clocks in CLOCKS.items() if clocks),
+        copies=" and ".join(f"{gpu.copy / 1e12:g} TB/s on an {gpu.name}" for gpu in GPUS),
     )  # fmt: skip
     shown = [f"![*Predicted* share of a copy's speed of every kernel](results/{NAME}.png)", ""] if picture else []
     table = [f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *map(_line, found["rows"]), ""]
@@ -110,11 +114,13 @@ def counts(path: Path = COUNTS) -> list[str]:
 
 def _line(row: dict[str, Any]) -> str:
     least = "" if row["bytes"] == row["floor"] else f" ({row['floor']:.2f})"
-    return (
-        f"| {row['family']}: {row['name']} | {row['dtype']} | {row['bytes']:.2f}{least} | {row['distinct']:.3f} | "
-        f"{row['requested']:.2f} | {row['instructions']:.2f} | {row['bound']} | *{row['share']:.2f}* | "
-        f"{reason_of(row) or ''} |"
-    )
+    bounds, shares = ([row[gpu.name][key] for gpu in GPUS] for key in ("bound", "share"))
+    cells = [
+        f"{row['family']}: {row['name']}", row["dtype"], f"{row['bytes']:.2f}{least}", f"{row['distinct']:.3f}",
+        f"{row['requested']:.2f}", f"{sum(row['pipes'].values()):.1f}", f"{row['pipes'].get('integer', 0):.1f}",
+        *bounds, *(f"*{share:.2f}*" for share in shares), reason_of(row) or "",
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
 
 
 def draw(found: dict[str, Any]) -> Any:
@@ -124,9 +130,9 @@ def draw(found: dict[str, Any]) -> Any:
     rows = found["rows"]
     figure = blank(8.5, 0.17 * len(rows) + 1.2)
     axes = figure.subplots()
-    bounds = sorted({row["bound"] for row in rows}, key=lambda name: (name != "memory", name))
+    bounds = sorted({row["H200"]["bound"] for row in rows}, key=lambda name: (name != "memory", name))
     for colour, bound in zip(COLOURS, bounds, strict=False):
-        some = [(at, row["share"]) for at, row in enumerate(rows) if row["bound"] == bound]
+        some = [(at, row["H200"]["share"]) for at, row in enumerate(rows) if row["H200"]["bound"] == bound]
         axes.barh([at for at, _ in some], [share for _, share in some], color=colour, label=f"bound by {bound}")
     axes.set_yticks(range(len(rows)), [f"{row['family']}: {row['name']}, {row['dtype']}" for row in rows], fontsize=6)
     axes.invert_yaxis()

@@ -18,6 +18,7 @@ a time.
 
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,16 @@ SECTOR, BANKS, WORD, WARP = 32, 32, 4, 32
 UNIT_BITS = 43  # of the number of a unit: a sector of an address of 48 bits
 UNITS = (1 << UNIT_BITS) - 1
 KINDS = {"read": ("read",), "write": ("write",), "atomic": ("read", "write")}
+FIELDS = {"read": "read", "write": "written"}  # of Line
+
+
+class Line(NamedTuple):
+    """What an instruction at a line of the PTX took: how many warps came to it, and the parts of memory it touched."""
+
+    warps: int
+    read: int = 0  # sectors that are requested
+    written: int = 0
+    wavefronts: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,6 +52,8 @@ class Counted:
         requested, fetched, distinct: sectors, by "read" and "write".
         bytes: that lanes have read and written in global memory.
         wavefronts, conflicts: of shared memory.
+        lines: what each line of the PTX took.
+        ptx, shared: the text, and the bytes of shared memory of a program.
     """
 
     kernel: str
@@ -54,6 +67,9 @@ class Counted:
     bytes: Counter
     wavefronts: int
     conflicts: int
+    lines: dict[int, Line]
+    ptx: str
+    shared: int
 
     def by_class(self) -> dict[str, tuple[int, int]]:
         """Return [lanes, warps] of each class."""
@@ -81,6 +97,7 @@ class Counters:
             for each in _all(block):
                 class_of(each)
         self.touched = {}  # by kind, sectors of programs
+        self.of_line = {}  # by line, Counter of the fields of Line
 
     def seen(self, access):
         if access.space == "shared":
@@ -99,6 +116,7 @@ class Counters:
             Counted(
                 self.program.kernel.name, grid[0] * grid[1] * grid[2], self.program.threads, instructions, classes,
                 self.requested, fetched, distinct, self.bytes, self.wavefronts, self.conflicts,
+                self._lines(), self.program.ptx, self.launch.shared + self.program.kernel.static,
             )
         )  # fmt: skip
 
@@ -112,14 +130,27 @@ class Counters:
                 classes[name] = class_of(each)
         return counts, classes
 
+    def _lines(self):
+        counts = zip(self.program.blocks, self.program.executed - self.before, strict=True)
+        return {
+            each.line: Line(int(executed[1]), **self.of_line.get(each.line, {}))
+            for block, executed in counts
+            for each in _all(block)
+        }
+
+    def _count(self, access, name, count):
+        self.of_line.setdefault(access.instruction.line, Counter())[name] += count
+
     def _global(self, access):
         frame, lanes = access.frame, access.frame.lanes(access.on)
         addresses = np.broadcast_to(access.addresses, lanes.shape)
         sectors = _units(addresses, access.width, SECTOR)
         by_warp = _pairs(frame.warp[lanes], sectors)
         by_program = np.unique(_pairs((frame.program + frame.first)[lanes], sectors))
+        requested = len(np.unique(by_warp))
         for kind in KINDS[access.kind]:
-            self.requested[kind] += len(np.unique(by_warp))
+            self._count(access, FIELDS[kind], requested)
+            self.requested[kind] += requested
             self.bytes[kind] += len(lanes) * access.width
             self.touched.setdefault(kind, []).append(by_program)
 
@@ -134,6 +165,7 @@ class Counters:
         np.add.at(load, (at, words % BANKS), 1)
         taken, fewest = load.max(1), -(-load.sum(1) // BANKS)
         self.wavefronts += int(taken.sum())
+        self._count(access, "wavefronts", int(taken.sum()))
         self.conflicts += int((taken - fewest).sum())
 
 
