@@ -49,9 +49,10 @@ def largest(v: Tensor, k: int) -> Tensor:
     if not v.numel():
         return v.bool().flatten(1)
     sizes = (v.view(torch.int32) & SIZE).clamp(max=INFINITY + 1)
-    threshold = sizes.kthvalue(v.shape[2] - k + 1, keepdim=True).values
+    threshold = sizes.topk(k, sorted=False).values.amin(2, keepdim=True)  # faster than kthvalue
     larger, equal = sizes > threshold, sizes == threshold
-    return (larger | equal & (equal.cumsum(2) <= k - larger.sum(2, keepdim=True))).flatten(1)
+    wanted = k - larger.sum(2, keepdim=True)
+    return (larger | equal & (equal.cumsum(2, dtype=torch.int32) <= wanted)).flatten(1)
 
 
 def values_at(count: int, chunk: int) -> int:
