@@ -9,6 +9,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch.torch_version import TorchVersion
 
 from ..comm import Comm
-from ..net.plugin import COMPILERS
+from ..kernels import cpu
 from ..primitives import mean_
 from ..ranks import Ranks
 from . import speed
@@ -36,8 +37,9 @@ USES = {  # of the extras for users
 DESCRIPTION = """\
 Tell what of baguakit will run on this machine, what will not, and the pip or
 apt command that mends it. It looks at Python, torch, NumPy, Triton, GPUs, NCCL,
-compilers, network interfaces and optional packages, and lets two processes
-average a tensor over loopback. The exit status is 1 if the core cannot work.
+the C compiler, network interfaces and optional packages, compiles all kernels
+for the CPU, and lets two processes average a tensor over loopback. The exit
+status is 1 if the core cannot work, or a kernel differs from its definition.
 """
 
 
@@ -124,16 +126,26 @@ def gpus() -> Iterator[Finding]:
 
 
 def compilers() -> Iterator[Finding]:
-    """Yield findings on the C++ compiler, for compression on CPUs, and the C compiler, for the NCCL plugin."""
-    cpp = tuple(filter(None, (os.environ.get("CXX"), "g++", "clang++")))
-    for what, asked, kind, package, loses in (
-        ("C++ compiler", cpp, LACKS, "g++", "Compression on CPUs will run, but many times slower"),
-        ("C compiler", COMPILERS, NOTE, "gcc", "`baguakit net build` will not run"),
-    ):
-        if found := next(filter(None, map(shutil.which, asked)), None):
-            yield Finding(what, GOOD, found)
-        else:
-            yield Finding(what, kind, f"none of {', '.join(asked)}", f"sudo apt install {package}", loses)
+    """Yield findings on the C compiler and on the kernels for CPUs, which are all compiled ahead of their first use."""
+    if (compiler := cpu.compiler()) is None:
+        lacks = "no cc, gcc or clang; the kernels' definitions in PyTorch run instead"
+        loses = "Kernels on CPUs will run, but many times slower, and `baguakit net build` will not run"
+        yield Finding("C compiler", LACKS, lacks, "sudo apt install gcc", loses)
+        return
+    yield Finding("C compiler", GOOD, compiler)
+    with ThreadPoolExecutor() as pool:
+        libraries = dict(zip(cpu.sources(), pool.map(cpu.functions, cpu.sources()), strict=True))
+    missing = [str(path.relative_to(cpu.COMMON.parent)) for path, library in libraries.items() if library is None]
+    try:
+        with cpu.folder():
+            kept = f"kept in {cpu.cache_folder()}"
+    except OSError:
+        kept = "not kept: each process compiles them for itself"
+    if missing:
+        loses = "What these kernels do on CPUs will run, but many times slower"
+        yield Finding("CPU kernels", LACKS, f"{', '.join(missing)} not compiled: see above", loses=loses)
+    else:
+        yield Finding("CPU kernels", GOOD, f"{len(libraries)} files compiled, {kept}")
 
 
 def network() -> Iterator[Finding]:

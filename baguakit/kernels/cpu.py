@@ -3,8 +3,8 @@
 A family of kernels is one C file beside its definition. The machine's C compiler translates it on first use, in a
 second or two. The library is stored in a folder to which only this user can write, for all processes of this machine.
 Its name has a hash of everything that its code depends on, and a digest of its bytes, so that a damaged library is made
-again. Only one process of this user compiles at a time; the others wait, and then load the library. Without a compiler
-the definitions run, which are many times slower, and a warning says so once.
+again. Only one process of this user compiles a family at a time; the others wait, and then load the library. Without a
+compiler the definitions run, which are many times slower, and a warning says so once.
 
 Functions of a library take addresses and sizes, and run without the GIL. They must give the very bits of the
 definitions, so a library is used only if its arithmetic is that of IEEE 754, operation by operation: see `exact` in
@@ -48,6 +48,11 @@ _defined: ContextVar[bool] = ContextVar("baguakit definitions", default=False)
 def functions(source: Path) -> ctypes.CDLL | None:
     """Return the functions of a C file, which the first use compiles; None if the definitions must run instead."""
     return None if _defined.get() else _library(source)
+
+
+def sources() -> list[Path]:
+    """Return the C files of all families."""
+    return sorted(COMMON.parent.rglob("*.c"))
 
 
 @contextlib.contextmanager
@@ -96,8 +101,8 @@ def _open(source: Path, found: str) -> ctypes.CDLL:
     family = source.stem if source.stem != "cpu" else source.parent.name
     name = f"{family}-{_hash(source.read_bytes() + COMMON.read_bytes() + _machine(found))}"
     try:
-        with _folder() as folder, contextlib.nullcontext() if _kept(folder, name) else _alone(folder):
-            return ctypes.CDLL(str(_kept(folder, name) or _keep(folder, name, source, found)))
+        with folder() as home, contextlib.nullcontext() if _kept(home, name) else _alone(home, family):
+            return ctypes.CDLL(str(_kept(home, name) or _keep(home, name, source, found)))
     except OSError as error:
         _warn_once(f"each process compiles kernels for the CPU for itself, since no folder can keep them: {error}")
     with tempfile.TemporaryDirectory(prefix="baguakit-") as temporary:
@@ -134,7 +139,7 @@ def _machine(found: str) -> bytes:
 
 
 @contextlib.contextmanager
-def _folder() -> Iterator[Path]:
+def folder() -> Iterator[Path]:
     """Yield the folder of libraries; raise an OSError unless this user owns it and nobody else has access to it."""
     path = cache_folder()
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -172,7 +177,7 @@ def _keep(folder: Path, name: str, source: Path, found: str) -> Path:
         prefix="baguakit-"
     ) as temporary:  # the compiler does not see this process's handle
         made = build(source, Path(temporary, "library.so"), found)
-        unfinished = shutil.copyfile(made, folder / f"unfinished-{os.getpid()}")
+        unfinished = shutil.copyfile(made, folder / f"unfinished-{name}-{os.getpid()}")
     for broken in folder.glob(f"{name}-*.so"):
         broken.unlink()
     return unfinished.replace(folder / f"{name}-{_hash(unfinished.read_bytes())}.so")
@@ -183,11 +188,11 @@ def _hash(data: bytes) -> str:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Hold the lock of compiling processes; wait for it at most PATIENCE seconds. A process that dies releases it."""
+def _alone(folder: Path, family: str) -> Iterator[None]:
+    """Hold the lock of a family; wait for it at most PATIENCE seconds. A process that dies releases it."""
     import fcntl
 
-    with open(folder / "lock", "w") as file:
+    with open(folder / f"{family}.lock", "w") as file:
         began = time.monotonic()
         while time.monotonic() - began < PATIENCE:
             try:

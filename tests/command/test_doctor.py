@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from baguakit.command import doctor, main, speed
-from baguakit.command.doctor import BROKEN, GOOD, NOTE
+from baguakit.command.doctor import BROKEN, GOOD, LACKS, NOTE
+from baguakit.kernels import cpu
 
 
 def only(findings):
@@ -45,11 +46,25 @@ def test_a_broken_core_is_said_and_is_the_exit_status(capsys, monkeypatch):
     assert "export GLOO_SOCKET_IFNAME=eth7" in said and "The core cannot work." in said
 
 
-def test_missing_compilers_are_said_with_the_command_that_installs_them(monkeypatch):
-    monkeypatch.setattr(shutil, "which", nothing)
-    cpp, c = doctor.compilers()
-    assert cpp.mend == "sudo apt install g++" and cpp.loses == "Compression on CPUs will run, but many times slower"
-    assert c.mend == "sudo apt install gcc" and c.loses == "`baguakit net build` will not run"
+def test_a_missing_compiler_is_said_with_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setattr(cpu, "compiler", nothing)
+    found = only(doctor.compilers())
+    assert found.kind is LACKS and found.mend == "sudo apt install gcc"
+    assert "many times slower, and `baguakit net build` will not run" in found.loses
+
+
+@pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler")
+def test_all_kernels_are_compiled_and_where_they_are_kept_is_said(monkeypatch, tmp_path):
+    monkeypatch.setattr(cpu, "sources", lambda: [tmp_path / "good.c", tmp_path / "bad.c"])
+    monkeypatch.setattr(cpu, "COMMON", tmp_path / "common.h")
+    monkeypatch.setattr(cpu, "functions", lambda source: None if source.stem == "bad" else object())
+    found = [*doctor.compilers()][-1]
+    assert (found.kind, found.found) == (LACKS, "bad.c not compiled: see above")
+    monkeypatch.setattr(cpu, "functions", lambda source: object())
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert [*doctor.compilers()][-1].found == f"2 files compiled, kept in {tmp_path}/baguakit/cpu"
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")
+    assert "not kept: each process compiles them for itself" in [*doctor.compilers()][-1].found
 
 
 def test_a_gpu_that_torch_cannot_use_is_said(monkeypatch):

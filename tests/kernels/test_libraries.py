@@ -66,7 +66,7 @@ def folder(home) -> Path:
 def test_later_uses_load_what_the_first_has_compiled(home):
     assert works(home) and works(home) and calls(home) == 1
     assert stat.S_IMODE(folder(home).stat().st_mode) == 0o700
-    assert sorted(path.suffix for path in folder(home).iterdir()) == ["", ".so"]  # the lock and the library
+    assert sorted(path.suffix for path in folder(home).iterdir()) == [".lock", ".so"]  # the lock and the library
 
 
 @needs_compiler
@@ -130,7 +130,7 @@ def test_a_process_that_ends_gives_up_the_lock_and_one_that_hangs_is_not_waited_
     assert works(home)
     for path in folder(home).glob("*.so"):
         path.unlink()
-    with open(folder(home) / "lock", "w") as held:
+    with open(folder(home) / "family.lock", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         monkeypatch.setattr(cpu, "PATIENCE", 0.0)
         assert works(home) and calls(home) == 2

@@ -17,9 +17,7 @@ from baguakit.kernels import cpu
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first one waits for the byte tests of all families
 HERE = Path(__file__).parent
-SOURCES = {
-    path.stem if path.stem != "cpu" else path.parent.name: path for path in sorted(cpu.COMMON.parent.rglob("*.c"))
-}
+SOURCES = {path.stem if path.stem != "cpu" else path.parent.name: path for path in cpu.sources()}
 TESTS = ("blockwise", "float8", "minmax_uint8", "mixing", "rotation", "sign", "steps*", "topk", "uint4")
 X86, ARM = ("-march=native",), ("-static",)
 # By name: compilers, of which the first that is there is taken; flags; what runs the program; threads, 0 as recorded.
