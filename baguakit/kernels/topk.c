@@ -40,7 +40,7 @@ static i32 threshold(const i32 *sizes, i64 n, i64 k)
    the lines with the k largest maxima, and not smaller than the least of these maxima. */
 INLINE i64 candidates(const i32 *sizes, i64 n, i64 k, const int line, i32 *restrict at, i32 *restrict found)
 {
-    i32 maxima[MOST], hit[MOST + 1];
+    i32 maxima[MOST / 4], hit[MOST / 4 + 1];
     i64 lines = (n + line - 1) / line, hits = 0, count = 0;
     if (line == 1) {
         for (i64 i = 0; i < n; i++) at[i] = (i32)i, found[i] = sizes[i];
