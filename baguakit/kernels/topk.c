@@ -80,13 +80,9 @@ static void largest(const float *v, int n, i64 k, i32 *restrict places)
     i32 least = threshold(found, count, k);
     /* As many equals are kept as are missing; from `last` on, only what exceeds the threshold. */
     for (i64 equals = k - reaching(found, count, least + 1); equals > 0; last++) equals -= found[last] == least;
-    for (i64 i = 0; i < last; i++) {
+    for (i64 i = 0; kept < k; i++) {
         places[kept] = at[i];
-        kept += found[i] >= least;
-    }
-    for (i64 i = last; kept < k; i++) {
-        places[kept] = at[i];
-        kept += found[i] > least;
+        kept += found[i] >= least + (i >= last);
     }
 }
 
