@@ -1,9 +1,11 @@
 /* Repeat recorded calls of a family's functions, and compare what they write: see replay.py.
 
-   The family's C file is included first; NAMES lists its functions as ENTRY(name). Each region of memory gets an
+   It is linked with the family's C file; NAMES(X) lists its functions as X(name). Each region of memory gets an
    allocation of its own, which ends where the region ends, so that AddressSanitizer finds every access beyond it. */
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { INTEGERS = 16, NUMBERS = 8, ALIGNED = 64 };
 
@@ -25,8 +27,10 @@ static const struct { int width; uint64_t infinity; } dtypes[] = {
 typedef void Function(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
                       int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, double, double, double, double, double,
                       double, double, double);
-#define ENTRY(name) {#name, (Function *)(void *)name},
-static const struct { const char *name; Function *function; } functions[] = {NAMES};
+#define DECLARED(name) Function name;
+#define ENTRY(name) {#name, name},
+NAMES(DECLARED)
+static const struct { const char *name; Function *function; } functions[] = {NAMES(ENTRY)};
 
 static void need(int truth, const char *name, const char *words)
 {
