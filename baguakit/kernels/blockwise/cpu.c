@@ -6,7 +6,7 @@
 #endif
 
 #define SMALLEST 0x1p-126f
-enum { WIDEST = 8192, SLACK = 64, AT_ONCE = 8, AHEAD = 1024, CHUNK = 1 << 14 }; /* AT_ONCE: rows that a pass adds */
+enum { WIDEST = 8192, SLACK = 64, AT_ONCE = 8, AHEAD = 1024, LEAST = 64, SPAN = 1024 };
 
 /* Vectors of the machine. Compilers take these two operations only as intrinsics: bytes widened, and a table read. */
 #ifdef __AVX512F__
@@ -63,8 +63,6 @@ typedef struct {
 
 typedef struct { float step, scale, bottom; uint32_t field; } Grid;
 
-INLINE i64 held(const Form *f, i64 b) { return least(f->n - b * f->block, f->block); }
-INLINE i64 stored(const Form *f, i64 b) { return f->padded ? f->block : held(f, b); }
 INLINE i64 rounded_up(i64 n) { return (n + SLACK - 1) & -(i64)SLACK; }
 INLINE int is_centred(const Form *f, int drawn)
 {
@@ -118,21 +116,27 @@ APART void restore(const Form *f, float *x)
 
 /* ---- grids: uniform.py and float8.py ---- */
 
-typedef struct { float low, high, size; int broken; } Range;
-
-INLINE Range range(const float *x, i64 n)
+/* A block's numbers as integers, in the order of the numbers: compilers may reorder these, and NaN are outermost. */
+INLINE float lowest_and_highest(const float *x, i64 n, float *high)
 {
-    /* As integers in the order of numbers: compilers may reorder these, and a NaN is seen by its size. */
-    int32_t low = INT32_MAX, high = INT32_MIN, size = 0;
+    int32_t least = INT32_MAX, most = INT32_MIN;
     for (i64 i = 0; i < n; i++) {
-        int32_t u = (int32_t)bits_of(x[i]), m = u & INT32_MAX, k = u ^ (u >> 31 & INT32_MAX);
-        low = k < low ? k : low;
-        high = k > high ? k : high;
-        size = m > size ? m : size;
+        int32_t u = (int32_t)bits_of(x[i]), k = u ^ (u >> 31 & INT32_MAX);
+        least = k < least ? k : least;
+        most = k > most ? k : most;
     }
-    low ^= low >> 31 & INT32_MAX;
-    high ^= high >> 31 & INT32_MAX;
-    return (Range){float_of((uint32_t)low), float_of((uint32_t)high), float_of((uint32_t)size), size >= 0x7f800000};
+    *high = float_of((uint32_t)(most ^ (most >> 31 & INT32_MAX)));
+    return float_of((uint32_t)(least ^ (least >> 31 & INT32_MAX)));
+}
+
+INLINE float largest_magnitude(const float *x, i64 n)
+{
+    int32_t most = 0;
+    for (i64 i = 0; i < n; i++) {
+        int32_t size = (int32_t)(bits_of(x[i]) & INT32_MAX);
+        most = size > most ? size : most;
+    }
+    return float_of((uint32_t)most);
 }
 
 INLINE float bf16_above(float x) { return float_of((bits_of(x) + 0xffff) & 0xffff0000u); }
@@ -146,36 +150,37 @@ INLINE float mean_magnitude(const float *x, i64 n, float size)
     return (float)total / (float)n * unit;
 }
 
-INLINE Grid measure_float8(const Form *f, Range r)
+INLINE Grid measure_float8(const Form *f, float size)
 {
-    int32_t field = (int32_t)((bits_of(r.size) + 0x7fffff - 0x600000) >> 23) - f->exponent;
+    int32_t field = (int32_t)((bits_of(size) + 0x7fffff - 0x600000) >> 23) - f->exponent;
     int32_t low = 1 + f->m - f->e, high = 254 - f->exponent;
     field = field < low ? low : field > high ? high : field;
-    if (r.broken) return (Grid){NAN, NAN, 0, 255};
     return (Grid){float_of((uint32_t)field << 23), float_of((uint32_t)(254 - field) << 23), 0, (uint32_t)field};
 }
 
 APART Grid measure(const Form *f, const float *x, i64 n, int drawn)
 {
-    const Range r = range(x, n);
-    if (f->float8) return measure_float8(f, r);
-    const float top = (float)((1 << f->bits) - 1), spread = r.high * 0.5f - r.low * 0.5f;
-    if (is_centred(f, drawn)) {
-        if (r.broken) return (Grid){NAN, NAN, 0, 0};
-        float size = drawn ? r.size : mean_magnitude(x, n, r.size);
+    const Grid broken = {NAN, NAN, 0, 255};
+    const float top = (float)((1 << f->bits) - 1);
+    if (f->float8 || is_centred(f, drawn)) {
+        float size = largest_magnitude(x, n);
+        if (size - size != 0) return broken;
+        if (f->float8) return measure_float8(f, size);
+        if (!drawn) size = mean_magnitude(x, n, size);
         if (size == 0) return (Grid){0, 0, -top * f->unit, 0};
         float step = bf16_above(smaller(larger(size * (drawn ? 2.0f : f->spacing), SMALLEST), 0x1p127f));
         return (Grid){step, 1 / step, -top * f->unit, 0};
     }
-    if (r.broken || spread - spread != 0) return (Grid){NAN, NAN, 0, 0};
+    float high, low = lowest_and_highest(x, n, &high), spread = high * 0.5f - low * 0.5f;
+    if (spread - spread != 0) return broken;
     float step = larger(spread / ((top - (float)drawn) / 2), SMALLEST);
     if (!f->wide) {
-        float reach = larger(fabsf(r.low), fabsf(r.high)) / (32760.0f * f->unit);
+        float reach = larger(fabsf(low), fabsf(high)) / (32760.0f * f->unit);
         step = bf16_above(smaller(larger(reach, step), 0x1.fep127f));
     }
-    float scale = 1 / step, level = r.low * scale;
+    float scale = 1 / step, level = low * scale;
     if (fabsf(level) < SMALLEST) level = 0;
-    if (f->wide && r.low == r.high && r.high != 0) return (Grid){r.high, 0, 1, 0};
+    if (f->wide && low == high && high != 0) return (Grid){high, 0, 1, 0};
     return (Grid){step, scale, floorf(level + (drawn ? 0 : 0.5f)), 0};
 }
 
@@ -206,10 +211,19 @@ INLINE Grid read_header(const Form *f, const uint8_t *at, i64 b)
 
 /* ---- values to codes ---- */
 
+INLINE void draw(const uint32_t *seed, i64 start, i64 n, float *restrict draws)
+{
+    for (i64 i = 0, end; i < n; i = end) { /* the upper half of positions changes at most once in a block */
+        const uint64_t at = (uint64_t)(start + i), high = at >> 32 << 32;
+        end = least(n, i + (1ll << 32) - (i64)(uint32_t)at);
+        for (i64 j = i; j < end; j++) draws[j] = uniform(high | ((uint32_t)at + (uint32_t)(j - i)), seed[0], seed[1]);
+    }
+}
+
 INLINE void encode_float8(const Form *f, const float *x, i64 n, Grid g, const float *draws, uint8_t *restrict codes)
 {
     const int m = f->m, lowest = 127 + f->e, drop = 23 - m;
-    const int32_t half = (1 << (drop - 1)) - 1, bias = lowest << m, largest = f->largest;
+    const int32_t bias = (1 << (drop - 1)) - 1 - (lowest - 1) * (1 << 23), largest = f->largest;
     const float magic = float_of((uint32_t)(lowest + drop) << 23); /* whose last place is that of subnormal codes */
     if (draws)
         for (i64 i = 0; i < n; i++) {
@@ -222,7 +236,7 @@ INLINE void encode_float8(const Form *f, const float *x, i64 n, Grid g, const fl
     else
         for (i64 i = 0; i < n; i++) {
             int32_t u = (int32_t)bits_of(x[i] * g.scale), size = u & INT32_MAX;
-            int32_t normal = ((size + half + (size >> drop & 1)) >> drop) - bias + (1 << m);
+            int32_t normal = (size + bias + (size >> drop & 1)) >> drop;
             int32_t tiny = (int32_t)bits_of(float_of((uint32_t)size) + magic) - (int32_t)bits_of(magic);
             int32_t code = size < lowest << 23 ? tiny : normal;
             codes[i] = (uint8_t)((u >> 24 & 0x80) | (code < largest ? code : largest));
@@ -252,53 +266,61 @@ APART void encode(const Form *f, const float *x, i64 n, Grid g, const float *dra
 
 /* ---- codes to bytes and back: format.py. A byte of a plane of p bits has the codes of 8 / p stripes. ---- */
 
-#define PLANES(f, b, n, ONE)                                                          \
-    for (int p = 8, shift = 0, plane = 0; p; p /= 2)                                  \
-        if ((f)->bits & p) {                                                          \
-            const i64 at = (f)->planes_at[plane++] + (b) * (f)->block * p / 8, width = ((n) * p + 7) / 8; \
-            if (p == 8) ONE(8)                                                        \
-            if (p == 4) ONE(4)                                                        \
-            if (p == 2) ONE(2)                                                        \
-            if (p == 1) ONE(1)                                                        \
-            shift += p;                                                               \
-        }
-
-INLINE void join_plane(const uint8_t *restrict codes, i64 width, const int p, int shift, uint8_t *restrict out)
+INLINE void join_plane(uint8_t *restrict codes, i64 width, const int p, uint8_t *restrict out)
 {
     for (i64 i = 0; i < width; i++) {
         int byte = 0;
 #pragma GCC unroll 8
-        for (int s = 0; s < 8 / p; s++) byte |= (codes[s * width + i] >> shift & ((1 << p) - 1)) << s * p;
+        for (int s = 0; s < 8 / p; s++) byte |= (codes[s * width + i] & ((1 << p) - 1)) << s * p;
         out[i] = (uint8_t)byte;
     }
 }
 
-INLINE void split_plane(const uint8_t *restrict in, i64 width, const int p, int shift, uint8_t *restrict codes)
+INLINE void split_plane(const uint8_t *restrict in, i64 width, const int p, uint8_t *restrict codes)
 {
 #pragma GCC unroll 8
     for (int s = 0; s < 8 / p; s++)
         for (i64 i = 0; i < width; i++)
-            codes[s * width + i] = (uint8_t)((shift ? codes[s * width + i] : 0) | (in[i] >> s * p & ((1 << p) - 1)) << shift);
+            codes[s * width + i] = (uint8_t)(codes[s * width + i] << p % 8 | (in[i] >> s * p & ((1 << p) - 1)));
 }
 
-/* `codes` has SLACK bytes beyond n, which become zeros. */
+INLINE i64 plane_at(const Form *f, int plane, int p, i64 b) { return f->planes_at[plane] + b * f->block * p / 8; }
+
+/* Pack n codes, which have SLACK bytes beyond them, as block b of a row; the codes are lost. */
 APART void join(const Form *f, uint8_t *codes, i64 n, i64 b, uint8_t *row)
 {
-    memset(codes + n, 0, 8);
-#define JOIN(p) join_plane(codes, width, p, shift, row + at);
-    PLANES(f, b, n, JOIN)
+    memset(codes + n, 0, SLACK);
+    for (int p = 8, plane = 0; p; p /= 2) {
+        if (!(f->bits & p)) continue;
+        const i64 width = (n * p + 7) / 8;
+        uint8_t *out = row + plane_at(f, plane++, p, b);
+        if (p == 8) memcpy(out, codes, (size_t)n);
+        if (p == 4) join_plane(codes, width, 4, out);
+        if (p == 2) join_plane(codes, width, 2, out);
+        if (p == 1) join_plane(codes, width, 1, out);
+        if (f->bits & (p - 1)) /* the next plane has the next bits */
+            for (i64 i = 0; i < n; i++) codes[i] = (uint8_t)(p == 4 ? codes[i] >> 4 : codes[i] >> 2);
+    }
 }
 
 APART void split(const Form *f, const uint8_t *row, i64 n, i64 b, uint8_t *codes)
 {
-#define SPLIT(p) split_plane(row + at, width, p, shift, codes);
-    PLANES(f, b, n, SPLIT)
+    memset(codes, 0, (size_t)n + SLACK);
+    int plane = __builtin_popcount((unsigned)f->bits);
+    for (int p = 1; p <= 8; p *= 2) { /* the highest bits first */
+        if (!(f->bits & p)) continue;
+        const i64 width = (n * p + 7) / 8;
+        const uint8_t *in = row + plane_at(f, --plane, p, b);
+        for (i64 i = 0; i < width; i += 64) __builtin_prefetch(in + i + AHEAD);
+        if (p == 8) split_plane(in, width, 8, codes);
+        if (p == 4) split_plane(in, width, 4, codes);
+        if (p == 2) split_plane(in, width, 2, codes);
+        if (p == 1) split_plane(in, width, 1, codes);
+    }
     memset(codes + n, 0, SLACK);
 }
 
 /* ---- codes to sums of values ---- */
-
-enum { FROM_ZERO, FROM_NOTHING, FROM_SUMS }; /* where sums begin */
 
 typedef struct {
     const uint8_t *codes;
@@ -323,7 +345,7 @@ INLINE void set_row(Row *r, const Form *f, Grid g, const uint8_t *codes, float w
 INLINE lanes value(const Row *r, places u, const int p, const int float8)
 {
     if (float8) {
-        places size = u & 0x7f, subnormal = size < 1 << r->m; /* they are (1 + part) - 1, in places of the least normal */
+        places size = u & 0x7f, subnormal = size < 1 << r->m; /* a part is (1 + part) - 1 */
         size += subnormal & (1 << r->m);
         lanes x = (lanes)((size << (23 - r->m)) + r->unit) - (lanes)(subnormal & ((1 << 23) + r->unit));
         return (lanes)((places)x | (u & 0x80) << 24) * r->weight;
@@ -334,8 +356,11 @@ INLINE lanes value(const Row *r, places u, const int p, const int float8)
     return (__builtin_convertvector(p < 8 ? u & ((1 << p) - 1) : u, lanes) + r->bottom) * r->step * r->weight;
 }
 
-/* Write sums of rows of n codes of p bits, a multiple of SLACK in stripes of whole vectors, to `out`. */
-INLINE void add_codes(const Row *rows, i64 count, const int p, const int float8, i64 n, int start, float *out)
+typedef struct { const float *from; float begin; } Start; /* of sums: values, or else one for all */
+static const Start ZERO = {NULL, 0.0f}, NOTHING = {NULL, -0.0f}; /* -0 + x = x for any x */
+
+/* Write the sums of rows of n codes of p bits, in stripes of whole vectors, to `out`. */
+INLINE void add_codes(const Row *rows, i64 count, const int p, const int float8, i64 n, Start start, float *out)
 {
     enum { MOST = 8 };
     const int stripes = 8 / p, beside = p == 8 ? 4 : p == 4 ? 2 : 1; /* vectors of one stripe in a pass */
@@ -344,15 +369,15 @@ INLINE void add_codes(const Row *rows, i64 count, const int p, const int float8,
         lanes sums[MOST];
 #pragma GCC unroll 8
         for (int k = 0; k < stripes * beside; k++) {
-            sums[k] = (lanes)((places){0} | (start == FROM_NOTHING ? INT32_MIN : 0)); /* -0 + x = x for any x */
-            if (start == FROM_SUMS) memcpy(&sums[k], out + k / beside * width + i + k % beside * LANES, sizeof *sums);
+            sums[k] = (lanes)((places){0} | (int32_t)bits_of(start.begin));
+            if (start.from) memcpy(&sums[k], start.from + k / beside * width + i + k % beside * LANES, sizeof *sums);
         }
         for (i64 r = 0; r < count; r++)
 #pragma GCC unroll 4
             for (int j = 0; j < beside; j++) {
                 const uint8_t *bytes = rows[r].codes + i + j * LANES;
                 const places u = WIDENED(bytes);
-                if (j * LANES % 64 == 0) __builtin_prefetch(bytes + AHEAD); /* eight rows are too many for caches to guess */
+                if (j * LANES % 64 == 0) __builtin_prefetch(bytes + AHEAD); /* rows are too many to guess */
 #pragma GCC unroll 8
                 for (int s = 0; s < stripes; s++) sums[s * beside + j] += value(&rows[r], u >> s * p, p, float8);
             }
@@ -362,32 +387,36 @@ INLINE void add_codes(const Row *rows, i64 count, const int p, const int float8,
     }
 }
 
-#define CODED(p, float8, name) \
-    APART void name(const Row *r, i64 count, i64 n, int start, float *out) { add_codes(r, count, p, float8, n, start, out); }
+#define CODED(p, float8, name)                                               \
+    APART void name(const Row *r, i64 count, i64 n, Start start, float *out) \
+    {                                                                        \
+        add_codes(r, count, p, float8, n, start, out);                       \
+    }
 CODED(8, 1, add_float8)
 CODED(8, 0, add_8)
 CODED(4, 0, add_4)
 CODED(2, 0, add_2)
 CODED(1, 0, add_1)
 
-INLINE void add_coded(const Form *f, const Row *rows, i64 count, int p, i64 n, int start, float *out)
+INLINE void add_coded(const Form *f, const Row *rows, i64 count, int p, i64 n, Start start, float *out)
 {
     (f->float8 ? add_float8 : p == 8 ? add_8 : p == 4 ? add_4 : p == 2 ? add_2 : add_1)(rows, count, n, start, out);
 }
 
 /* Write sums of rows to `out`, which has SLACK values beyond n unless n is a multiple of SLACK. */
 APART void add_rows(
-    const Form *f, const uint8_t *packed, i64 count, const float *weights, i64 n, i64 b, int start, float *out)
+    const Form *f, const uint8_t *packed, i64 count, const float *weights, i64 n, i64 b, Start start, float *out)
 {
     uint8_t codes[WIDEST + SLACK];
     Row rows[AT_ONCE];
     const i64 all = rounded_up(n);
-    const int direct = !(f->bits & (f->bits - 1)) && !(n & (f->bits == 1 ? 2 * SLACK - 1 : SLACK - 1)); /* else split first */
+    const int whole = !(n & (f->bits == 1 ? 2 * SLACK - 1 : SLACK - 1)); /* stripes are whole vectors */
+    const int direct = whole && !(f->bits & (f->bits - 1));              /* else they are split first */
     const int p = direct ? f->bits : 8;
-    for (i64 r = 0, now; r < count; r += now, start = FROM_SUMS) {
+    for (i64 r = 0, now; r < count; r += now, start.from = out) {
         now = direct ? least(count - r, AT_ONCE) : 1;
         for (i64 i = 0; i < now; i++) {
-            const uint8_t *row = packed + (r + i) * f->row, *at = row + f->planes_at[0] + b * f->block * p / 8;
+            const uint8_t *row = packed + (r + i) * f->row, *at = row + plane_at(f, 0, p, b);
             if (!direct) split(f, row, n, b, codes), at = codes;
             set_row(&rows[i], f, read_header(f, row + f->header_at, b), at, weights ? weights[r + i] : 1);
         }
@@ -409,50 +438,64 @@ INLINE void fill_padding(const Form *f, uint8_t *row)
     memset(row + f->header_at + headers, 0, (size_t)(-headers & 15));
 }
 
-/* Pack n values as block b, and write the packed values to `decoded` unless it is NULL. */
-APART void pack(const Call *c, const float *x, i64 n, i64 b, i64 start, uint8_t *row, float *decoded)
+/* A span is some blocks of a row, one after another: their n values, of which `all` are stored, begin at `at`. */
+typedef struct { i64 r, b, blocks, n, all, at; } Span;
+#define EACH_BLOCK(f, s)                                                  \
+    for (i64 b = (s).b, j = 0, n __attribute__((unused));                 \
+         n = least((s).all - j, (f)->block), n > 0; j += (f)->block, b++)
+
+/* Pack the stored values of a span. Write what they decode to, or `from` less that, to `decoded` unless it is NULL. */
+APART void pack(const Call *c, const float *x, Span s, uint8_t *row, const float *from, float *decoded)
 {
     const Form *f = c->form;
-    uint8_t codes[WIDEST + SLACK];
+    Grid grids[SPAN / LEAST];
     float draws[WIDEST];
-    const Grid g = measure(f, x, n, c->drawn);
-    for (i64 i = 0, end; c->drawn && i < n; i = end) { /* the upper half of positions changes at most once in a block */
-        const uint64_t at = (uint64_t)(start + i), high = at >> 32 << 32;
-        end = least(n, i + (1ll << 32) - (i64)(uint32_t)at);
-        for (i64 j = i; j < end; j++)
-            draws[j] = uniform(high | ((uint32_t)at + (uint32_t)(j - i)), c->seed[0], c->seed[1]);
-    }
-    write_header(f, g, row + f->header_at, b);
-    encode(f, x, n, g, c->drawn ? draws : NULL, codes);
-    join(f, codes, n, b, row);
-    if (decoded) {
-        memset(codes + n, 0, SLACK);
-        Row r;
-        set_row(&r, f, g, codes, 1);
-        add_coded(f, &r, 1, 8, rounded_up(n), FROM_NOTHING, decoded);
+    EACH_BLOCK(f, s) grids[b - s.b] = measure(f, x + j, n, c->drawn); /* first: these wait for divisions */
+    EACH_BLOCK(f, s) {
+        const Grid g = grids[b - s.b];
+        uint8_t space[WIDEST + SLACK], *codes = space;
+        if (f->bits == 8 && !(n & (SLACK - 1))) codes = row + plane_at(f, 0, 8, b); /* as they are packed */
+        if (c->drawn) draw(c->seed, s.at + j, n, draws);
+        write_header(f, g, row + f->header_at, b);
+        encode(f, x + j, n, g, c->drawn ? draws : NULL, codes);
+        if (decoded) {
+            Row r;
+            set_row(&r, f, g, codes, from ? -1 : 1);
+            add_coded(f, &r, 1, 8, rounded_up(n), from ? (Start){from + j, 0} : NOTHING, decoded + j);
+        }
+        if (codes == space) join(f, codes, n, b, row);
     }
 }
 
-INLINE void compress_block(const Call *c, i64 r, i64 b)
+/* Return a buffer's values, which are those of x, with zeros up to a count. */
+INLINE float *copied(float *buffer, const float *x, i64 n, i64 count)
+{
+    if (x != buffer) memcpy(buffer, x, (size_t)n * sizeof *x);
+    memset(buffer + n, 0, (size_t)(count - n) * sizeof *x);
+    return buffer;
+}
+
+INLINE void compress_span(const Call *c, Span s)
 {
     const Form *f = c->form;
-    const i64 n = held(f, b), all = stored(f, b), at = r * f->n + b * f->block;
-    float values[WIDEST + SLACK], turned[WIDEST + SLACK];
-    uint8_t *row = c->sent + r * f->row;
-    if (b == 0) fill_padding(f, row);
-    const float *x = load(c->values, c->dtype, at, n, values), *coded = x;
-    if (all > n) {
-        if (x != values) memcpy(values, x, (size_t)n * sizeof *x), x = coded = values;
-        memset(values + n, 0, (size_t)(all - n) * sizeof *x);
+    float values[WIDEST + SLACK], turned[WIDEST + SLACK], *residual = c->residual ? c->residual + s.at : NULL;
+    uint8_t *row = c->sent + s.r * f->row;
+    if (s.b == 0) fill_padding(f, row);
+    const float *x = load(c->values, c->dtype, s.at, s.n, values);
+    if (s.all > s.n || s.n & (SLACK - 1)) x = copied(values, x, s.n, rounded_up(s.all));
+    if (!f->rotated) {
+        float *lost = residual && x == values ? turned : residual;
+        pack(c, x, s, row, x, lost);
+        if (lost != residual) memcpy(residual, lost, (size_t)s.n * sizeof *lost);
+        return;
     }
-    if (f->rotated) rotate(f, x, turned), coded = turned;
-    pack(c, coded, all, b, at, row, c->residual ? turned : NULL);
-    if (!c->residual) return;
-    if (f->rotated) restore(f, turned);
-    for (i64 i = 0; i < n; i++) c->residual[at + i] = x[i] - turned[i];
+    EACH_BLOCK(f, s) rotate(f, x + j, turned + j);
+    pack(c, turned, s, row, NULL, residual ? turned : NULL);
+    if (residual) EACH_BLOCK(f, s) restore(f, turned + j);
+    for (i64 i = 0; residual && i < s.n; i++) residual[i] = x[i] - turned[i];
 }
 
-/* Return whether values are finite in their dtype. */
+/* Return whether values, which were stored, are finite in their dtype. */
 INLINE int all_finite(const void *x, int dtype, i64 at, i64 n, const float *values)
 {
     const uint16_t top = dtype == BF16 ? 0x7f80 : 0x7c00, *half = (const uint16_t *)x + at;
@@ -464,80 +507,77 @@ INLINE int all_finite(const void *x, int dtype, i64 at, i64 n, const float *valu
     return !broken;
 }
 
-INLINE void decompress_block(const Call *c, i64 r, i64 b)
+/* Return where to compute values of `c->values`: there, or in a buffer. */
+INLINE float *place_of(const Call *c, Span s, float *buffer)
 {
-    const Form *f = c->form;
-    const i64 n = held(f, b), all = stored(f, b), at = r * f->n + b * f->block;
-    float space[WIDEST + SLACK];
-    float *values = c->dtype == FP32 && !(n & (SLACK - 1)) && n == all ? (float *)c->values + at : space;
-    add_rows(f, c->packed + r * f->row, 1, NULL, all, b, FROM_NOTHING, values);
-    if (f->rotated) restore(f, values);
-    if (values == space) store(c->values, c->dtype, at, n, values);
-    if (c->ok && !all_finite(c->values, c->dtype, at, n, values)) __atomic_store_n(c->ok, 0, __ATOMIC_RELAXED);
+    return c->dtype == FP32 && s.n == s.all && !(s.n & (SLACK - 1)) ? (float *)c->values + s.at : buffer;
 }
 
-INLINE void add_block(const Call *c, i64 r, i64 b)
+INLINE void decompress_span(const Call *c, Span s)
 {
     const Form *f = c->form;
-    const i64 n = held(f, b), all = stored(f, b), at = b * f->block;
-    float space[WIDEST + SLACK], turned[WIDEST + SLACK];
-    const int in_place = c->dtype == FP32 && !(n & (SLACK - 1)) && n == all;
-    float *values = in_place ? (float *)c->values + at : space;
-    const float *x = load(c->values, c->dtype, at, n, space);
-    if (x != values) {
-        memmove(space, x, (size_t)n * sizeof *x);
-        memset(space + n, 0, (size_t)(rounded_up(all) - n) * sizeof *x);
+    float space[WIDEST + SLACK], *values = place_of(c, s, space);
+    EACH_BLOCK(f, s) {
+        add_rows(f, c->packed + s.r * f->row, 1, NULL, n, b, NOTHING, values + j);
+        if (f->rotated) restore(f, values + j);
     }
-    add_rows(f, c->packed, c->rows, c->weights, all, b, f->rotated ? FROM_ZERO : FROM_SUMS, f->rotated ? turned : values);
-    if (f->rotated) {
-        restore(f, turned);
-        for (i64 i = 0; i < n; i++) values[i] += turned[i];
-    }
-    if (!in_place) store(c->values, c->dtype, at, n, values);
-    (void)r;
+    if (values == space) store(c->values, c->dtype, s.at, s.n, values);
+    if (c->ok && !all_finite(c->values, c->dtype, s.at, s.n, values)) __atomic_store_n(c->ok, 0, __ATOMIC_RELAXED);
 }
 
-INLINE void reduce_block(const Call *c, i64 r, i64 b)
+INLINE void add_span(const Call *c, Span s)
 {
     const Form *f = c->form;
-    const i64 n = held(f, b), all = stored(f, b), at = b * f->block;
+    float space[WIDEST + SLACK], turned[WIDEST + SLACK], *values = place_of(c, s, space);
+    if (values == space) copied(space, load(c->values, c->dtype, s.at, s.n, space), s.n, rounded_up(s.all));
+    float *sums = f->rotated ? turned : values;
+    EACH_BLOCK(f, s) {
+        add_rows(f, c->packed, c->rows, c->weights, n, b, f->rotated ? ZERO : (Start){values + j, 0}, sums + j);
+        if (f->rotated) restore(f, turned + j);
+    }
+    for (i64 i = 0; f->rotated && i < s.n; i++) values[i] += turned[i];
+    if (values == space) store(c->values, c->dtype, s.at, s.n, values);
+}
+
+INLINE void reduce_span(const Call *c, Span s)
+{
+    const Form *f = c->form;
     const float count = (float)c->rows;
     float mean[WIDEST + SLACK], values[WIDEST + SLACK];
-    if (b == 0) fill_padding(f, c->sent);
-    add_rows(f, c->packed, c->rows, NULL, all, b, FROM_ZERO, mean);
-    for (i64 i = 0; i < all; i++) mean[i] /= count;
-    pack(c, mean, all, b, at, c->sent, c->residual ? values : NULL);
+    if (s.b == 0) fill_padding(f, c->sent);
+    EACH_BLOCK(f, s) add_rows(f, c->packed, c->rows, NULL, n, b, ZERO, mean + j);
+    if ((c->rows & (c->rows - 1)) == 0) /* the product with a power of two is the quotient */
+        for (i64 i = 0; i < s.all; i++) mean[i] *= 1 / count;
+    else
+        for (i64 i = 0; i < s.all; i++) mean[i] /= count;
+    pack(c, mean, s, c->sent, mean, c->residual ? values : NULL);
     if (!c->residual) return;
-    for (i64 i = 0; i < all; i++) values[i] = mean[i] - values[i];
-    if (f->rotated) restore(f, values);
-    for (i64 i = 0; i < n; i++) c->residual[at + i] += values[i] * count;
-    (void)r;
+    if (f->rotated) EACH_BLOCK(f, s) restore(f, values + j);
+    for (i64 i = 0; i < s.n; i++) c->residual[s.at + i] += values[i] * count;
 }
 
-/* A job is so many blocks as hold about CHUNK values, of all rows one after another. */
-INLINE i64 per_job(const Form *f) { return CHUNK / f->block + (CHUNK < f->block); }
-
-INLINE void each_block(const Call *c, i64 job, i64 rows, void work(const Call *, i64, i64))
+/* A job is a span of SPAN values or one block; those of a row begin where a row begins. */
+INLINE i64 blocks_per_span(const Form *f) { return f->block < SPAN ? SPAN / f->block : 1; }
+INLINE i64 spans_per_row(const Form *f) { return (f->blocks + blocks_per_span(f) - 1) / blocks_per_span(f); }
+INLINE Span span_of(const Form *f, i64 job)
 {
-    const i64 blocks = c->form->blocks, per = per_job(c->form), first = job * per;
-    i64 r = first / blocks, b = first % blocks; /* a division takes as long as a hundred values */
-    for (i64 left = least(per, rows * blocks - first); left > 0; left--) {
-        work(c, r, b);
-        if (++b == blocks) b = 0, r++;
-    }
+    Span s = {job / spans_per_row(f), job % spans_per_row(f) * blocks_per_span(f), blocks_per_span(f), 0, 0, 0};
+    s.blocks = least(s.blocks, f->blocks - s.b);
+    s.n = least(s.blocks * f->block, f->n - s.b * f->block);
+    s.all = f->padded ? s.blocks * f->block : s.n;
+    s.at = s.r * f->n + s.b * f->block;
+    return s;
 }
 
-#define OPERATION(name, ROWS)                                                                  \
-    static void name##_job(const void *c, i64 job) { each_block(c, job, ROWS((const Call *)c), name##_block); } \
-    void name(const Form *form, const Call *given, int threads)                                \
-    {                                                                                          \
-        Call c = *given;                                                                       \
-        c.form = form;                                                                         \
-        parallel(name##_job, &c, (ROWS(&c) * form->blocks + per_job(form) - 1) / per_job(form), threads); \
+#define OPERATION(name, ROWS)                                                                        \
+    static void name##_job(const void *c, i64 job) { name##_span(c, span_of(((const Call *)c)->form, job)); } \
+    void name(const Form *form, const Call *given, int threads)                                      \
+    {                                                                                                \
+        Call c = *given;                                                                             \
+        c.form = form;                                                                               \
+        parallel(name##_job, &c, (ROWS) * spans_per_row(form), threads);                             \
     }
-#define ALL_ROWS(c) (c)->rows
-#define ONE_ROW(c) 1
-OPERATION(compress, ALL_ROWS)
-OPERATION(decompress, ALL_ROWS)
-OPERATION(add, ONE_ROW)
-OPERATION(reduce, ONE_ROW)
+OPERATION(compress, c.rows)
+OPERATION(decompress, c.rows)
+OPERATION(add, 1)
+OPERATION(reduce, 1)
