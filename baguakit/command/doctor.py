@@ -134,8 +134,8 @@ def compilers() -> Iterator[Finding]:
         return
     yield Finding("C compiler", GOOD, compiler)
     with ThreadPoolExecutor() as pool:
-        libraries = dict(zip(cpu.sources(), pool.map(cpu.functions, cpu.sources()), strict=True))
-    missing = [str(path.relative_to(cpu.COMMON.parent)) for path, library in libraries.items() if library is None]
+        libraries = dict(zip(cpu.SOURCES, pool.map(cpu.functions, cpu.SOURCES), strict=True))
+    missing = [family for family, library in libraries.items() if library is None]
     try:
         with cpu.folder():
             kept = f"kept in {cpu.cache_folder()}"

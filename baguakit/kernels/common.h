@@ -97,7 +97,7 @@ static void *run_jobs(void *given)
 }
 
 /* Run job(context, i) for all i in 0..count, on at most so many threads. The threads live for this call. */
-static void parallel(Job *job, const void *context, i64 count, int threads)
+static void parallel(Job *job, const void *context, i64 count, i64 threads)
 {
     Shared shared = {job, context, count, 0};
     pthread_t others[MOST_THREADS];

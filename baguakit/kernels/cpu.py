@@ -25,18 +25,23 @@ import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 # Without errno and traps a compiler vectorises roots and conversions; no bit of a result changes.
 FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared")
 NATIVE = ("-march=native",), ("-mcpu=native",), ()  # the first that the compiler takes
 LIBRARIES = ("-pthread", "-lm")
 COMMON = Path(__file__).with_name("common.h")
+FILES = sorted(COMMON.parent.rglob("*.c"))
+SOURCES = {path.stem if path.stem != "cpu" else path.parent.name: path for path in FILES}  # by the names of families
 # Fields of /proc/cpuinfo that identify a processor: libraries are compiled for the processor of this machine.
 PROCESSOR = ("vendor_id", "model name", "flags", "CPU implementer", "CPU part", "Features", "isa", "cpu")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # in C a dtype is its place here
+TAKEN = (*DTYPES, torch.uint8)  # also packed rows
 FEW = 1 << 17  # values: for fewer, threads take longer to start than to help
 PATIENCE = 60.0  # seconds after which a process compiles beside one that comes to no end
 
@@ -45,14 +50,16 @@ _warn_once = functools.cache(_log.warning)
 _defined: ContextVar[bool] = ContextVar("baguakit definitions", default=False)
 
 
-def functions(source: Path) -> ctypes.CDLL | None:
-    """Return the functions of a C file, which the first use compiles; None if the definitions must run instead."""
-    return None if _defined.get() else _library(source)
+def functions(family: str) -> ctypes.CDLL | None:
+    """Return the functions of a family, which the first use compiles; None if the definitions must run instead."""
+    return None if _defined.get() else _library(family)
 
 
-def sources() -> list[Path]:
-    """Return the C files of all families."""
-    return sorted(COMMON.parent.rglob("*.c"))
+def call(family: str, name: str, *arguments: Any) -> int:
+    """Call a C function with addresses of tensors (None is NULL), whole numbers (int64) and objects of ctypes."""
+    given = (ctypes.c_void_p(x.data_ptr()) if isinstance(x, Tensor) else x for x in arguments)
+    result: int = getattr(functions(family), name)(*(ctypes.c_int64(x) if isinstance(x, int) else x for x in given))
+    return result
 
 
 @contextlib.contextmanager
@@ -79,13 +86,13 @@ def compiler() -> str | None:
 
 
 @functools.cache
-def _library(source: Path) -> ctypes.CDLL | None:
-    found = compiler()
+def _library(family: str) -> ctypes.CDLL | None:
+    source, found = SOURCES[family], compiler()
     if found is None:
         _warn_once("no C compiler (cc, gcc, clang) was found: kernels on the CPU run many times slower; install one")
         return None
     try:
-        library = _open(source, found)
+        library = _open(family, source, found)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         words = " ".join(str(error).split())[:300]
         _log.warning("%s cannot be compiled: its kernels on the CPU run many times slower: %s", source.name, words)
@@ -96,9 +103,8 @@ def _library(source: Path) -> ctypes.CDLL | None:
     return library
 
 
-def _open(source: Path, found: str) -> ctypes.CDLL:
+def _open(family: str, source: Path, found: str) -> ctypes.CDLL:
     """Return the library of a C file, from the folder or newly compiled."""
-    family = source.stem if source.stem != "cpu" else source.parent.name
     name = f"{family}-{_hash(source.read_bytes() + COMMON.read_bytes() + _machine(found))}"
     try:
         with folder() as home, contextlib.nullcontext() if _kept(home, name) else _alone(home, family):

@@ -35,7 +35,7 @@ static void mix_run_fp64(const void *given, i64 run)
 }
 
 /* Mix one or more tensors into x. */
-void mix(void *x, const void *const *others, const double *weights, i64 n, i64 count, int dtype, int threads)
+void mix(void *x, const void *const *others, const double *weights, i64 n, i64 count, i64 dtype, i64 threads)
 {
     Mix mix = {x, others, weights, n, count, dtype};
     parallel(dtype == FP64 ? mix_run_fp64 : mix_run, &mix, (n + RUN - 1) / RUN, threads);
@@ -70,7 +70,7 @@ static void land_run_fp64(const void *given, i64 run)
     for (i64 i = 0; i < n; i++) x[i] = x[i] == before[i] ? result[i] : x[i] + (result[i] - before[i]);
 }
 
-void land(void *x, const void *result, const void *before, i64 n, int dtype, int threads)
+void land(void *x, const void *result, const void *before, i64 n, i64 dtype, i64 threads)
 {
     Landing landing = {x, result, before, n, dtype};
     parallel(dtype == FP64 ? land_run_fp64 : land_run, &landing, (n + RUN - 1) / RUN, threads);

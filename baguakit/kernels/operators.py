@@ -8,20 +8,25 @@ longer than the launch of a kernel, and backward may wait for the host.
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial, update_wrapper
 from importlib import import_module
-from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import increment_version
+from torch.nn import Parameter
 
 from . import cpu, mixing
 from .blockwise import cpu as compiled
-from .blockwise import definition as blockwise
 from .blockwise.format import FORMATS
 
 Result = TypeVar("Result")
 
+# The modules of families: the definition, and the kernels for CPUs and GPUs.
+MODULES = {
+    "mixing": ("mixing", "mixing_cpu", "mixing_gpu"), "topk": ("topk", "topk_cpu", "topk_gpu"),
+    "blockwise": ("blockwise.definition", "blockwise.cpu", "blockwise.gpu"),
+    "steps": ("steps.definition", "steps.cpu", "steps.gpu"),
+}  # fmt: skip
 imported = cache(import_module)  # Triton is imported at the first kernel: where there is no GPU, it need not be there
 
 
@@ -65,23 +70,21 @@ def is_dense(x: Tensor) -> bool:
     return x.is_contiguous() or x.permute(sorted(range(x.dim()), key=x.stride, reverse=True)).is_contiguous()
 
 
-# The C files of families, by the names of their definitions.
-COMPILED = {name: Path(__file__).with_name(f"{name}.c") for name in ("mixing", "topk")}
+def home_of(x: Tensor, family: str, *written: Tensor | None, in_c: bool = True) -> Any:
+    """Return the module for `x`: that of the kernels for its device; or the definition, for other dtypes and devices.
 
-
-def _home(x: Tensor, family: str, *written: Tensor | None) -> Any:
-    """Return the module for the device of `x`. Count writes of kernels to `written`, which autograd does not see."""
-    in_c = x.is_cpu and family in COMPILED and cpu.functions(COMPILED[family])
+    Kernels write to the tensors `written` unseen by autograd, so their versions are increased here.
+    """
+    in_c = in_c and x.is_cpu and type(x) in (Tensor, Parameter) and x.dtype in cpu.TAKEN and bool(cpu.functions(family))
     if x.is_cuda or in_c:
         increment_version([each for each in written if each is not None])
-    suffix = "_gpu" if x.is_cuda else "_cpu" if in_c else ""
-    return imported(f".{family}{suffix}", __package__)
+    return imported(f".{MODULES[family][2 if x.is_cuda else int(in_c)]}", __package__)
 
 
 @partial(Operator, mutates={"x"})
 def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float]) -> None:
     """Mix `others` into `x`, all of one shape, dtype and device; x is contiguous and shares no memory with `others`."""
-    _home(x, "mixing", x).mix_(x.view(-1), [other.reshape(-1) for other in others], weights)
+    home_of(x, "mixing", x).mix_(x.view(-1), [other.reshape(-1) for other in others], weights)
 
 
 @partial(Operator, mutates={"x"})
@@ -89,7 +92,7 @@ def land_(x: Tensor, result: Tensor, before: Tensor, good: Tensor | None) -> Non
     """Land `result` in `x`, as in `mixing.py`, unless the bool `good` is False."""
     alike = x.dtype == result.dtype == before.dtype
     if alike and x.is_contiguous() and result.is_contiguous() and before.is_contiguous():
-        _home(x, "mixing", x).land_(x.view(-1), result.view(-1), before.view(-1), good)
+        home_of(x, "mixing", x).land_(x.view(-1), result.view(-1), before.view(-1), good)
     else:  # the definition takes any strides, and promotes
         mixing.land_(x, result, before, good)
 
@@ -102,14 +105,14 @@ def _fake_select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | No
 @partial(Operator, mutates={"residual"}, name="topk_select", fake=_fake_select)
 def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return the positions and values of the `k` largest per chunk of `x` (rows, n); `rest` in a shorter chunk."""
-    selected: tuple[Tensor, Tensor] = _home(x, "topk", residual).select(x, chunk, k, rest, residual)
+    selected: tuple[Tensor, Tensor] = home_of(x, "topk", residual).select(x, chunk, k, rest, residual)
     return selected
 
 
 @partial(Operator, mutates={"packed", "ok"}, name="topk_join_")
 def join_(packed: Tensor, places: Tensor, values: Tensor | None, chunk: int, ok: Tensor | None) -> None:
     """Write positions (`places`), and values (fp32) if they are given, to packed rows."""
-    _home(packed, "topk").join_(packed, places, values, chunk, ok)
+    home_of(packed, "topk").join_(packed, places, values, chunk, ok)
 
 
 @partial(Operator, mutates={"out", "ok"}, name="topk_add_")
@@ -118,7 +121,7 @@ def add_rows_(
     ok: Tensor | None,
 ) -> None:  # fmt: skip
     """Add packed rows times their weights to `out` (n,); without weights, overwrite `out` with the mean of the rows."""
-    _home(out, "topk", out).add_(out, packed, values, weights, chunk, k, rest, ok)
+    home_of(out, "topk", out).add_(out, packed, values, weights, chunk, k, rest, ok)
 
 
 @partial(
@@ -165,7 +168,4 @@ def _blockwise(format: str, block: int, read: Tensor, name: str, written: Tensor
         a, b = written.data_ptr(), read.data_ptr()
         if written.numel() and read.numel() and a < b + read.nbytes and b < a + written.nbytes:
             raise ValueError(f"{its_name} and the {name} share memory; give {its_name} memory of its own")
-        increment_version(written)  # compiled kernels write unseen
-    if read.is_cuda:
-        return imported(".blockwise.gpu", __package__)
-    return compiled if read.is_cpu and compiled.serves(FORMATS[format], block) else blockwise
+    return home_of(read, "blockwise", written, in_c=compiled.serves(FORMATS[format], block))

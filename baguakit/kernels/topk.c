@@ -115,7 +115,7 @@ void topk_select(const void *x, i64 dtype, float *residual, i32 *places, float *
                  i64 k, i64 rest, i64 threads)
 {
     Select c = {x, residual, values, places, dtype, n, chunk, k, rest, (n + span_of(chunk) - 1) / span_of(chunk)};
-    parallel(select_span, &c, rows * c.spans, (int)threads);
+    parallel(select_span, &c, rows * c.spans, threads);
 }
 
 /* ---- join_ and add_: in a plane of w bytes, value i has bits of byte i % w; i / w tells which ---- */
@@ -206,6 +206,6 @@ int topk_add(void *out, i64 dtype, const uint8_t *packed, const uint8_t *values,
 {
     int outside = 0;
     Add c = {out, packed, values, weights, ok, dtype, rows, row_bytes, stride, n, chunk, k, count, bits, &outside};
-    parallel(add_span, &c, (n + span_of(chunk) - 1) / span_of(chunk), (int)threads);
+    parallel(add_span, &c, (n + span_of(chunk) - 1) / span_of(chunk), threads);
     return outside;
 }

@@ -55,12 +55,11 @@ def test_a_missing_compiler_is_said_with_the_command_that_installs_it(monkeypatc
 
 @pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler")
 def test_all_kernels_are_compiled_and_where_they_are_kept_is_said(monkeypatch, tmp_path):
-    monkeypatch.setattr(cpu, "sources", lambda: [tmp_path / "good.c", tmp_path / "bad.c"])
-    monkeypatch.setattr(cpu, "COMMON", tmp_path / "common.h")
-    monkeypatch.setattr(cpu, "functions", lambda source: None if source.stem == "bad" else object())
+    monkeypatch.setattr(cpu, "SOURCES", {"good": tmp_path / "good.c", "bad": tmp_path / "bad.c"})
+    monkeypatch.setattr(cpu, "functions", lambda family: None if family == "bad" else object())
     found = [*doctor.compilers()][-1]
-    assert (found.kind, found.found) == (LACKS, "bad.c not compiled: see above")
-    monkeypatch.setattr(cpu, "functions", lambda source: object())
+    assert (found.kind, found.found) == (LACKS, "bad not compiled: see above")
+    monkeypatch.setattr(cpu, "functions", lambda family: object())
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert [*doctor.compilers()][-1].found == f"2 files compiled, kept in {tmp_path}/baguakit/cpu"
     monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")

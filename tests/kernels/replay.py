@@ -39,7 +39,7 @@ class Large(Exception):
 def pytest_configure() -> None:
     torch.Tensor.data_ptr = data_ptr  # type: ignore[method-assign]
     found = cpu._library
-    cpu._library = lambda source: Library(source, found(source))  # type: ignore[assignment]
+    cpu._library = lambda family: Library(family, found(family))  # type: ignore[assignment]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -71,11 +71,11 @@ def data_ptr(x: torch.Tensor) -> int:
 class Library:
     """The functions of a library, which record their calls."""
 
-    def __init__(self, source: Path, library: ctypes.CDLL) -> None:
-        self._source, self._library = source, library
+    def __init__(self, family: str, library: ctypes.CDLL) -> None:
+        self._family, self._library = family, library
 
     def __getattr__(self, name: str) -> Any:
-        function = Function(self._source, name, getattr(self._library, name))
+        function = Function(self._family, name, getattr(self._library, name))
         setattr(self, name, function)
         return function
 
@@ -83,8 +83,7 @@ class Library:
 class Function:
     """A function that records its calls; those that equal an earlier one, or take large tensors, are left out."""
 
-    def __init__(self, source: Path, name: str, function: Any) -> None:
-        family = source.stem if source.stem != "cpu" else source.parent.name
+    def __init__(self, family: str, name: str, function: Any) -> None:
         self.__dict__.update(family=family, name=name, function=function)
 
     def __setattr__(self, name: str, value: Any) -> None:  # argtypes and restype

@@ -17,7 +17,6 @@ from baguakit.kernels import cpu
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first one waits for the byte tests of all families
 HERE = Path(__file__).parent
-SOURCES = {path.stem if path.stem != "cpu" else path.parent.name: path for path in cpu.sources()}
 TESTS = ("blockwise", "float8", "minmax_uint8", "mixing", "rotation", "sign", "steps*", "topk", "uint4")
 X86, ARM = ("-march=native",), ("-static",)
 # By name: compilers, of which the first that is there is taken; flags; what runs the program; threads, 0 as recorded.
@@ -50,21 +49,21 @@ def program(recorded, tmp_path, family, compiler, flags) -> Path:
     """Return the program that repeats the calls of a family, compiled."""
     names = (recorded / f"{family}.names").read_text()
     plain = [flag for flag in cpu.FLAGS if flag not in ("-shared", "-fPIC")]
-    sources = ["-I", cpu.COMMON.parent, SOURCES[family], HERE / "replay.c"]
+    sources = ["-I", cpu.COMMON.parent, cpu.SOURCES[family], HERE / "replay.c"]
     made = tmp_path / "replay"
     subprocess.run([compiler, *plain, *flags, f"-DNAMES(X)={names}", *sources, "-o", made, *cpu.LIBRARIES], check=True)
     return made
 
 
-@pytest.mark.parametrize("family", SOURCES)
+@pytest.mark.parametrize("family", cpu.SOURCES)
 def test_every_function_was_called(recorded, tmp_path, family):
-    subprocess.run(["gcc", "-c", "-I", cpu.COMMON.parent, SOURCES[family], "-o", tmp_path / "family.o"], check=True)
+    subprocess.run(["gcc", "-c", "-I", cpu.COMMON.parent, cpu.SOURCES[family], "-o", tmp_path / "family.o"], check=True)
     symbols = subprocess.check_output(["nm", "-g", "--defined-only", tmp_path / "family.o"], text=True)
     functions = {line.split()[-1] for line in symbols.splitlines()} - {"exact"}  # which cpu.py calls itself
     assert functions == set(re.findall(r"X\((\w+)\)", (recorded / f"{family}.names").read_text()))
 
 
-@pytest.mark.parametrize("family", SOURCES)
+@pytest.mark.parametrize("family", cpu.SOURCES)
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_it_gives_the_recorded_bytes(recorded, tmp_path, family, variant):
     compilers, flags, run, threads = VARIANTS[variant]

@@ -571,7 +571,7 @@ INLINE Span span_of(const Form *f, i64 job)
 
 #define OPERATION(name, ROWS)                                                                        \
     static void name##_job(const void *c, i64 job) { name##_span(c, span_of(((const Call *)c)->form, job)); } \
-    void name(const Form *form, const Call *given, int threads)                                      \
+    void name(const Form *form, const Call *given, i64 threads)                                      \
     {                                                                                                \
         Call c = *given;                                                                             \
         c.form = form;                                                                               \

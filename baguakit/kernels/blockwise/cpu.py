@@ -2,7 +2,6 @@
 
 import ctypes
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +14,6 @@ from .float8 import Float8Format
 from .format import PLANES, Format
 from .uniform import SPACINGS, UniformFormat
 
-SOURCE = Path(__file__).with_name("cpu.c")
 BLOCKS = tuple(1 << power for power in range(6, 14))
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # in the order of common.h
 
@@ -60,9 +58,8 @@ def _form(format: Format, n: int, block: int) -> tuple[Form, Any]:
 
 
 def serves(format: Format, block: int) -> bool:
-    """Return whether compiled C runs the operations of a format; otherwise the definition does."""
-    own = type(format) in (UniformFormat, Float8Format) and block in BLOCKS
-    return own and cpu.functions(SOURCE) is not None
+    """Return whether the C file has the operations of a format; otherwise the definition runs."""
+    return type(format) in (UniformFormat, Float8Format) and block in BLOCKS
 
 
 def compress(format: Format, x: Tensor, block: int, residual: Tensor | None = None, key: int | None = None) -> Tensor:
@@ -103,4 +100,4 @@ def _run(
         call.dtype = DTYPES.index(values.dtype)
     if key is not None:
         call.drawn, call.seed[:] = True, seed_words(key)
-    getattr(cpu.functions(SOURCE), operation)(ctypes.byref(form), ctypes.byref(call), cpu.threads(rows * n))
+    cpu.call("blockwise", operation, ctypes.byref(form), ctypes.byref(call), cpu.threads(rows * n))

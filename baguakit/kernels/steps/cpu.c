@@ -97,10 +97,10 @@ static void step_tile(const void *given, i64 job)
 }
 
 void step(
-    const i64 *tiles, const i64 *records, i64 count, int rule, int decay, int nesterov, int p, int g, int drawn,
-    const float *numbers, uint32_t low, uint32_t high, int threads)
+    const i64 *tiles, const Record *records, i64 count, i64 rule, i64 decay, i64 nesterov, i64 p, i64 g, i64 drawn,
+    const float *numbers, i64 low, i64 high, i64 threads)
 {
-    Step s = {tiles, (const Record *)records, rule, decay, nesterov, p, g, drawn, numbers, low, high};
+    Step s = {tiles, records, rule, decay, nesterov, p, g, drawn, numbers, low, high};
     parallel(step_tile, &s, count, threads);
 }
 
@@ -125,8 +125,8 @@ static void square_tile(const void *given, i64 job)
     s->partials[job] = total;
 }
 
-void squares(const i64 *tiles, const i64 *records, i64 count, int g, double *partials, int threads)
+void squares(const i64 *tiles, const Record *records, i64 count, i64 g, double *partials, i64 threads)
 {
-    Norm s = {tiles, (const Record *)records, g, partials};
+    Norm s = {tiles, records, g, partials};
     parallel(square_tile, &s, count, threads);
 }

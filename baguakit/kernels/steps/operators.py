@@ -11,22 +11,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
 from math import inf
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import Parameter
 
 from ...arguments import describe, instance, real, several
-from .. import cpu
-from ..operators import imported, is_dense, uploaded
+from ..operators import home_of, is_dense, uploaded
 from . import definition
 from .definition import Columns, Conditions, Update
 
-C_FILE = Path(__file__).with_name("cpu.c")
 FIELDS = ("p", "g", "u", "v", "master", "length", "start", "whole")
 TILE = 1024  # values; with four warps and the four streams of Adam, a thread has eight 16-byte loads in flight
 KEPT = 64  # tables of a cache
@@ -177,21 +173,13 @@ def step_(
     `block` is the block length of packed gradients, else None. `check` raises unless the tensors fit each other, and
     returns them as lists. Kernels call it only for new tensors.
     """
-    kernels = _kernels(listed(roles["p"])[0])
-    if kernels is None:
+    home = home_of(listed(roles["p"])[0], "steps")
+    if home is definition:
         return definition.step_(update, check(), conditions)
     tables = tables_for(roles, (block, conditions.key is not None), check)
-    kernels.step_(update, tables, conditions, block)
+    home.step_(update, tables, conditions, block)
     for name in roles.keys() & {"p", "master"}:
         written(roles[name])
-
-
-def _kernels(x: Tensor) -> Any:
-    """Return the module of the kernels for the device of `x`; None if there are none."""
-    if x.is_cuda:
-        return imported(".gpu", __package__)
-    compiled = x.is_cpu and type(x) in (Tensor, Parameter) and cpu.functions(C_FILE) is not None
-    return imported(".cpu", __package__) if compiled else None
 
 
 def tables_for(roles: dict[str, Role], options: object, check: Callable[[], Columns]) -> StepTables:
@@ -207,11 +195,11 @@ def tables_for(roles: dict[str, Role], options: object, check: Callable[[], Colu
 
 def gradient_norm_(norm: Tensor, grads: Role, found_inf: Tensor | None, check: Callable[[], Sequence[Tensor]]) -> None:
     """Write the norm of all gradients to `norm`. Set `found_inf`, if given, to 1 if it is not finite, else to 0."""
-    kernels = _kernels(norm)
-    if kernels is None:
+    home = home_of(norm, "steps")
+    if home is definition:
         return definition.gradient_norm_(norm, check(), found_inf)
     tables = tables_for({"g": grads}, "norm", lambda: {"g": check()})
-    kernels.gradient_norm_(norm, tables, found_inf)
+    home.gradient_norm_(norm, tables, found_inf)
 
 
 # Checks of new tensors, before anything is launched.
