@@ -444,6 +444,19 @@ typedef struct { i64 r, b, blocks, n, all, at; } Span;
     for (i64 b = (s).b, j = 0, n __attribute__((unused));                 \
          n = least((s).all - j, (f)->block), n > 0; j += (f)->block, b++)
 
+/* Job by job: spans of SPAN values, or of one block; a row begins with a span. */
+INLINE i64 blocks_per_span(const Form *f) { return f->block < SPAN ? SPAN / f->block : 1; }
+INLINE i64 spans_per_row(const Form *f) { return (f->blocks + blocks_per_span(f) - 1) / blocks_per_span(f); }
+INLINE Span span_of(const Form *f, i64 job)
+{
+    Span s = {job / spans_per_row(f), job % spans_per_row(f) * blocks_per_span(f), blocks_per_span(f), 0, 0, 0};
+    s.blocks = least(s.blocks, f->blocks - s.b);
+    s.n = least(s.blocks * f->block, f->n - s.b * f->block);
+    s.all = f->padded ? s.blocks * f->block : s.n;
+    s.at = s.r * f->n + s.b * f->block;
+    return s;
+}
+
 /* Pack the stored values of a span. Write what they decode to, or `from` less that, to `decoded` unless it is NULL. */
 APART void pack(const Call *c, const float *x, Span s, uint8_t *row, const float *from, float *decoded)
 {
@@ -475,9 +488,11 @@ INLINE float *copied(float *buffer, const float *x, i64 n, i64 count)
     return buffer;
 }
 
-INLINE void compress_span(const Call *c, Span s)
+static void compress_span(const void *call, i64 job)
 {
+    const Call *c = call;
     const Form *f = c->form;
+    const Span s = span_of(f, job);
     float values[WIDEST + SLACK], turned[WIDEST + SLACK], *residual = c->residual ? c->residual + s.at : NULL;
     uint8_t *row = c->sent + s.r * f->row;
     if (s.b == 0) fill_padding(f, row);
@@ -513,9 +528,11 @@ INLINE float *place_of(const Call *c, Span s, float *buffer)
     return c->dtype == FP32 && s.n == s.all && !(s.n & (SLACK - 1)) ? (float *)c->values + s.at : buffer;
 }
 
-INLINE void decompress_span(const Call *c, Span s)
+static void decompress_span(const void *call, i64 job)
 {
+    const Call *c = call;
     const Form *f = c->form;
+    const Span s = span_of(f, job);
     float space[WIDEST + SLACK], *values = place_of(c, s, space);
     EACH_BLOCK(f, s) {
         add_rows(f, c->packed + s.r * f->row, 1, NULL, n, b, NOTHING, values + j);
@@ -525,9 +542,11 @@ INLINE void decompress_span(const Call *c, Span s)
     if (c->ok && !all_finite(c->values, c->dtype, s.at, s.n, values)) __atomic_store_n(c->ok, 0, __ATOMIC_RELAXED);
 }
 
-INLINE void add_span(const Call *c, Span s)
+static void add_span(const void *call, i64 job)
 {
+    const Call *c = call;
     const Form *f = c->form;
+    const Span s = span_of(f, job);
     float space[WIDEST + SLACK], turned[WIDEST + SLACK], *values = place_of(c, s, space);
     if (values == space) copied(space, load(c->values, c->dtype, s.at, s.n, space), s.n, rounded_up(s.all));
     float *sums = f->rotated ? turned : values;
@@ -539,9 +558,11 @@ INLINE void add_span(const Call *c, Span s)
     if (values == space) store(c->values, c->dtype, s.at, s.n, values);
 }
 
-INLINE void reduce_span(const Call *c, Span s)
+static void reduce_span(const void *call, i64 job)
 {
+    const Call *c = call;
     const Form *f = c->form;
+    const Span s = span_of(f, job);
     const float count = (float)c->rows;
     float mean[WIDEST + SLACK], values[WIDEST + SLACK];
     if (s.b == 0) fill_padding(f, c->sent);
@@ -556,28 +577,16 @@ INLINE void reduce_span(const Call *c, Span s)
     for (i64 i = 0; i < s.n; i++) c->residual[s.at + i] += values[i] * count;
 }
 
-/* A job is a span of SPAN values or one block; those of a row begin where a row begins. */
-INLINE i64 blocks_per_span(const Form *f) { return f->block < SPAN ? SPAN / f->block : 1; }
-INLINE i64 spans_per_row(const Form *f) { return (f->blocks + blocks_per_span(f) - 1) / blocks_per_span(f); }
-INLINE Span span_of(const Form *f, i64 job)
+/* ---- what Python calls ---- */
+
+INLINE void run(Job *job, const Form *f, const Call *given, i64 rows, int threads)
 {
-    Span s = {job / spans_per_row(f), job % spans_per_row(f) * blocks_per_span(f), blocks_per_span(f), 0, 0, 0};
-    s.blocks = least(s.blocks, f->blocks - s.b);
-    s.n = least(s.blocks * f->block, f->n - s.b * f->block);
-    s.all = f->padded ? s.blocks * f->block : s.n;
-    s.at = s.r * f->n + s.b * f->block;
-    return s;
+    Call c = *given;
+    c.form = f;
+    parallel(job, &c, rows * spans_per_row(f), threads);
 }
 
-#define OPERATION(name, ROWS)                                                                        \
-    static void name##_job(const void *c, i64 job) { name##_span(c, span_of(((const Call *)c)->form, job)); } \
-    void name(const Form *form, const Call *given, i64 threads)                                      \
-    {                                                                                                \
-        Call c = *given;                                                                             \
-        c.form = form;                                                                               \
-        parallel(name##_job, &c, (ROWS) * spans_per_row(form), threads);                             \
-    }
-OPERATION(compress, c.rows)
-OPERATION(decompress, c.rows)
-OPERATION(add, 1)
-OPERATION(reduce, 1)
+void compress(const Form *f, const Call *c, int threads) { run(compress_span, f, c, c->rows, threads); }
+void decompress(const Form *f, const Call *c, int threads) { run(decompress_span, f, c, c->rows, threads); }
+void add(const Form *f, const Call *c, int threads) { run(add_span, f, c, 1, threads); }
+void reduce(const Form *f, const Call *c, int threads) { run(reduce_span, f, c, 1, threads); }
