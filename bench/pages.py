@@ -26,6 +26,7 @@ This page is written by `python -m bench.roofline --page` from the JSON in `benc
     python -m bench.elastic           steps, and seconds to the next one, while ranks are killed and replaced (root)
     python -m bench.control measure   requests to the store, and seconds to name a lost rank, with up to 512 ranks
     python -m bench.netlab -- CMD     such hosts for a program of your own (root)
+    python -m bench.first_use         what the first use of a kernel on a CPU waits for the C compiler
     python -m bench.memory            memory that each algorithm takes beside the model
     python -m bench.scaling           the planner's steps on up to 1,024 nodes, beside published figures
     python -m bench.scaling.many      one rank of up to 16,384, counted, and up to 64 real ranks on one machine
