@@ -134,9 +134,9 @@ class Compressor(Doors):
         Compile for `dtype`, and for float32, which residuals and replicas have. On a CPU the code is compiled once for
         all dtypes, lengths and processes of a machine.
         """
-        n = PROBE if warmed(device, dtype, values) != "cpu" else min(values, 1)
+        n = probed(device, dtype, values)
         with torch.no_grad():
-            for each in dict.fromkeys((float32, dtype)) if values else ():
+            for each in dict.fromkeys((float32, dtype)) if n else ():
                 x = torch.zeros(5, n, dtype=each, device=device)
                 residual = torch.zeros_like(x, dtype=float32)
                 packed = self.compress(x, residual)
@@ -160,8 +160,8 @@ def check_dense(name: str, compressor: Any) -> None:
         )
 
 
-def warmed(device: Any, dtype: Any, values: Any) -> str:
-    """Return the device type to compile for. Raise if no compressor takes these arguments."""
+def probed(device: Any, dtype: Any, values: Any) -> int:
+    """Return how many values a warm-up needs. Raise if no compressor takes these arguments."""
     check_dtype("dtype", dtype)
     integer("values", values, 0)
     try:
@@ -170,7 +170,7 @@ def warmed(device: Any, dtype: Any, values: Any) -> str:
         raise TypeError(message("device", "a torch.device, or the name of one", device)) from None
     if kind == "meta":
         raise ValueError(message("device", "one that holds values", device))
-    return kind
+    return values and (1 if kind == "cpu" else PROBE)
 
 
 def check_dtype(name: str, dtype: Any) -> None:

@@ -12,7 +12,7 @@ from ..kernels import operators, topk
 from ..kernels.blockwise import float8
 from ..kernels.blockwise.format import Format
 from ..kernels.blockwise.uniform import GRIDS
-from .base import MOST, PROBE, Compressor, warmed
+from .base import MOST, PROBE, Compressor, probed
 
 BLOCKS = tuple(1 << power for power in range(6, 14))
 
@@ -63,16 +63,6 @@ class Blockwise(Compressor):
     def _drawn(self, key: int) -> int | None:
         """Return the key as a signed 64-bit number; None if rounding is not random."""
         return (key + (1 << 63)) % (1 << 64) - (1 << 63) if self.stochastic else None
-
-    # The methods below also set the bool `ok`: `reduce` to True, `decompress` to False if a value is not finite.
-
-    def _reduce_with_check(
-        self, packed: Tensor, n: int, residual: Tensor | None, key: int, ok: Tensor | None
-    ) -> Tensor:
-        return operators.reduce(packed, self.form.name, n, self.block, residual, self._drawn(key), ok)
-
-    def _decompress_with_check(self, packed: Tensor, out: Tensor, ok: Tensor | None) -> None:
-        operators.decompress_(out, self.form.name, packed, self.block, ok)
 
 
 @dataclass(frozen=True, repr=False)
@@ -346,15 +336,13 @@ class TopK(Compressor):
 
     def warm_up(self, device: torch.device | str, dtype: torch.dtype = float32, values: int = PROBE) -> None:
         """Compile the code of this compressor before the first step, for a row of `values` values on a device."""
-        taken = min(values, PROBE) if warmed(device, dtype, values) == "cpu" else values
-        if taken:
-            ok = torch.empty((), dtype=torch.bool, device=device)
-            for each in dict.fromkeys((float32, dtype)):
-                x = torch.zeros(1, taken, dtype=each, device=device)
-                self.compress(x, torch.empty_like(x, dtype=float32))
-                packed = self._compress_with_check(x, None, 0, ok)
-                self.add_(x[0], packed, [1.0])
-                self._mean_of(packed, x[0], ok)
+        n, ok = probed(device, dtype, values), torch.empty((), dtype=torch.bool, device=device)
+        for each in dict.fromkeys((float32, dtype)) if n else ():
+            x = torch.zeros(1, n, dtype=each, device=device)
+            self.compress(x, torch.empty_like(x, dtype=float32))
+            packed = self._compress_with_check(x, None, 0, ok)
+            self.add_(x[0], packed, [1.0])
+            self._mean_of(packed, x[0], ok)
         if self.values is not None:
             self.values.warm_up(device, float32, self.kept(values))
 

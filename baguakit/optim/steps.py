@@ -39,6 +39,7 @@ from ..compressors import MinMaxUInt8
 from ..kernels.steps import operators as steps_ops
 from ..kernels.steps.definition import SGD, Adam, Columns, Conditions, Lion, Update
 from ..kernels.steps.operators import Fixed, Role, listed
+from .checks import check_columns, check_conditions, check_gradients, check_number
 
 __all__ = ["Fixed", "adam_step_", "adamw_step_", "gradient_norm", "lion_step_", "sgd_step_"]
 
@@ -181,13 +182,13 @@ def _gradient_norm(role: Role, found_inf: Tensor | None) -> Tensor:
         raise ValueError(f"there are no grads to take a norm of, only {describe(list(tensors))}")
     if found_inf is not None:
         instance("found_inf", found_inf, Tensor, "a tensor with one value, to be written to")
-        steps_ops.check_number("found_inf", found_inf, tensors[0].device)
+        check_number("found_inf", found_inf, tensors[0].device)
         if found_inf.device != tensors[0].device:
             raise ValueError(
                 f"found_inf is written beside the gradients, on {tensors[0].device}, not {found_inf.device}"
             )
     norm = torch.empty((), dtype=torch.float32, device=tensors[0].device)
-    steps_ops.gradient_norm_(norm, role, found_inf, lambda: steps_ops.check_gradients(tensors))
+    steps_ops.gradient_norm_(norm, role, found_inf, lambda: check_gradients(tensors))
     return norm
 
 
@@ -268,7 +269,7 @@ def _take(
     if not len(weights):
         return
     first = listed(weights)[0]
-    steps_ops.check_conditions(conditions, first.device)
+    check_conditions(conditions, first.device)
     row = None if packed is None else _packed_row(packed, compressor, p)
     if row is not None and not first.is_cuda:
         g, row = compressor.decompress(row.view(1, -1), first.numel()).view(first.shape), None
@@ -279,7 +280,7 @@ def _take(
 
     def check() -> Columns:
         columns, names = {at: listed(role) for at, role in roles.items()}, dict(zip("uv", states, strict=False))
-        return steps_ops.check_columns(columns, names, conditions.key is not None, row is not None)
+        return check_columns(columns, names, conditions.key is not None, row is not None)
 
     steps_ops.step_(update, roles, conditions, None if row is None else compressor.block, check)
 

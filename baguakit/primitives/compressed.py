@@ -13,6 +13,7 @@ from ..comm import Comm, check_comm
 from ..compressors import Compressor, TopK
 from ..compressors.base import check_dense
 from ..compressors.formats import Blockwise
+from ..kernels import operators
 from .transports import bytes_for, gathered, scattered, shared
 
 P = ParamSpec("P")
@@ -137,7 +138,8 @@ def mean_of_shards(
         rows, lost = parts[i]
         own, key = None if lost is None else lost[rank], comm.key((len(parts) + i) * n)
         if checking is not None:
-            return checking._reduce_with_check(shards[i], rows.shape[1], own, key, ok)
+            form, drawn = checking.form.name, checking._drawn(key)
+            return operators.reduce(shards[i], form, rows.shape[1], checking.block, own, drawn, ok)
         return codec._unchecked_reduce(shards[i], rows.shape[1], own, key)
 
     checking = codec if ok is not None and isinstance(codec, Blockwise) else None  # of one piece
@@ -146,7 +148,7 @@ def mean_of_shards(
     for ranks, i in gathered(comm, means, averaged, tag=len(parts)):
         rows = parts[i][0][ranks]
         if checking is not None:
-            checking._decompress_with_check(means[i][ranks], rows, ok)
+            operators.decompress_(rows, checking.form.name, means[i][ranks], checking.block, ok)
         else:
             codec._unchecked_decompress(means[i][ranks], rows.shape[1], rows.dtype, rows)
     return x

@@ -158,7 +158,7 @@ def numbers_of(update: Update, conditions: Conditions) -> tuple[Numbers, float, 
     return update.numbers(float(conditions.lr), t), factor, seed
 
 
-def step_(update: Update, columns: Columns, conditions: Conditions) -> None:
+def step_(update: Update, columns: Columns, conditions: Conditions, block: None = None) -> None:
     """If `found_inf` is 0, step every parameter (weights, masters, states); add 1 to `taken` if it is a tensor."""
     if float(conditions.found_inf) != 0:
         return

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import count
-from math import inf
 from typing import Any
 
 import numpy as np
@@ -18,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...arguments import describe, instance, real, several
-from ..operators import home_of, is_dense, uploaded
+from ...arguments import instance, several
+from ..operators import home_of, uploaded
 from . import definition
 from .definition import Columns, Conditions, Update
 
@@ -74,7 +73,7 @@ def key_of(name: str, role: Role) -> object:
     """Return a key that changes if an address of a role's tensors changes; for p and g, also if a size changes.
 
     The optimizer's state is as long as p, so it needs no sizes. On a CPU, where memory is soon used again, the key
-    changes with every fact that `check_columns` looks at.
+    changes with every fact that `optim/checks.py` looks at.
     """
     if isinstance(role, Fixed):
         return name, role.serial
@@ -174,10 +173,8 @@ def step_(
     returns them as lists. Kernels call it only for new tensors.
     """
     home = home_of(listed(roles["p"])[0], "steps")
-    if home is definition:
-        return definition.step_(update, check(), conditions)
-    tables = tables_for(roles, (block, conditions.key is not None), check)
-    home.step_(update, tables, conditions, block)
+    options = block, conditions.key is not None
+    home.step_(update, check() if home is definition else tables_for(roles, options, check), conditions, block)
     for name in roles.keys() & {"p", "master"}:
         written(roles[name])
 
@@ -196,112 +193,5 @@ def tables_for(roles: dict[str, Role], options: object, check: Callable[[], Colu
 def gradient_norm_(norm: Tensor, grads: Role, found_inf: Tensor | None, check: Callable[[], Sequence[Tensor]]) -> None:
     """Write the norm of all gradients to `norm`. Set `found_inf`, if given, to 1 if it is not finite, else to 0."""
     home = home_of(norm, "steps")
-    if home is definition:
-        return definition.gradient_norm_(norm, check(), found_inf)
-    tables = tables_for({"g": grads}, "norm", lambda: {"g": check()})
-    home.gradient_norm_(norm, tables, found_inf)
-
-
-# Checks of new tensors, before anything is launched.
-CPU = torch.device("cpu")
-WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def check_columns(columns: Columns, names: dict[str, str], drawn: bool, packed: bool = False) -> Columns:
-    """Return the columns if they fit each other. Errors call u and v by `names`. If `packed`, column g is not checked.
-
-    Raises:
-        TypeError: a tensor is not dense, or has a dtype that cannot be stepped (if `drawn`, with random rounding).
-        ValueError: counts, sizes, layouts or devices differ, p[i] needs no master, or a written tensor shares memory.
-    """
-    weights, named = columns["p"], {}
-    for name, column in ((names.get(at, at), columns[at]) for at in columns if at != "g" or not packed):
-        if len(column) != len(weights):
-            raise ValueError(
-                f"{len(weights)} parameters need as many tensors {name}, not {len(column)}: {describe(column)}"
-            )
-        for i, (x, p) in enumerate(zip(column, weights, strict=True)):
-            if x is not None or name != "master":
-                x = named[f"{name}[{i}]"] = _dense(f"{name}[{i}]", x, WEIGHTS if name in "pg" else (torch.float32,))
-                _check_like(f"{name}[{i}]", x, p)
-    for i, p in enumerate(weights):
-        mastered = f"master[{i}]" in named
-        if p.device != weights[0].device:
-            raise ValueError(f"p[{i}] is on {p.device} and p[0] on {weights[0].device}; step each device by itself")
-        if mastered and p.dtype == torch.float32:
-            raise ValueError(f"p[{i}] is float32 and needs no master; put None in its place")
-        if mastered and drawn:
-            raise ValueError(f"p[{i}] has a master, which loses nothing to rounding; leave key= out, or the master")
-        if drawn and p.dtype == torch.float16:
-            raise TypeError(f"p[{i}] is float16, and only bfloat16 is rounded at random; give it a master instead")
-    _check_apart(named)
-    return columns
-
-
-def check_gradients(grads: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return the gradients if one norm can be taken of all gradients; else raise."""
-    for i, g in enumerate(grads):
-        _dense(f"grads[{i}]", g, WEIGHTS)
-        if g.device != grads[0].device:
-            raise ValueError(f"grads[{i}] is on {g.device} and grads[0] on {grads[0].device}; take a norm for each")
-    return grads
-
-
-def check_conditions(conditions: Conditions, device: torch.device) -> None:
-    """Raise unless the conditions of a step are valid for tensors on this device."""
-    for name in ("lr", "clip", "grad_scale", "found_inf"):
-        check_number(name, getattr(conditions, name), device, 0.0 if name in ("lr", "clip") else -inf)
-    taken = conditions.taken
-    if isinstance(taken, Tensor) and (taken.numel() != 1 or taken.device not in (device, CPU) or taken.is_complex()):
-        raise ValueError(f"step is a number or a tensor with one value on {device}, not {describe(taken)}")
-
-
-def check_number(name: str, number: object, device: torch.device, least: float = -inf) -> None:
-    """Raise unless this is a finite number, or a floating tensor with one value that can be read without waiting."""
-    if not isinstance(number, Tensor):
-        real(name, number, least, above=0 if name == "grad_scale" else -inf)
-    elif number.numel() != 1 or not number.is_floating_point() or number.device not in (device, CPU):
-        raise ValueError(f"{name} is a floating tensor with one value on {device}, not {describe(number)}")
-
-
-def _dense(name: str, x: object, dtypes: Sequence[torch.dtype]) -> Tensor:
-    """Return `x` if it is a dense tensor of one of the dtypes; else raise."""
-    if not isinstance(x, Tensor):
-        raise TypeError(f"{name} is a {type(x).__name__}; give tensors, and leave out parameters without a gradient")
-    if x.layout is not torch.strided:
-        raise TypeError(f"{name} has the layout {x.layout}; call .to_dense() first")
-    if x.dtype not in dtypes:
-        allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
-        raise TypeError(f"{name} is {x.dtype}, and must be {allowed}; convert it with .to(…)")
-    if not is_dense(x):
-        raise TypeError(f"{name} has gaps (shape {tuple(x.shape)}, strides {x.stride()}); call .contiguous() first")
-    return x
-
-
-def _check_like(name: str, x: Tensor, p: Tensor) -> None:
-    if x.device != p.device:
-        raise ValueError(f"{name} is on {x.device} and its parameter on {p.device}; move one to the other")
-    if x.numel() != p.numel():
-        raise ValueError(
-            f"{name} has {x.numel()} values and its parameter p {p.numel()}: {describe(x)} beside {describe(p)}"
-        )
-    if not (x.is_contiguous() and p.is_contiguous()) and (x.shape, x.stride()) != (p.shape, p.stride()):
-        raise ValueError(
-            f"{name} lies in memory otherwise than its parameter (strides {x.stride()} and {p.stride()}); "
-            "make it with torch.empty_like(p)"
-        )
-
-
-def _check_apart(tensors: dict[str, Tensor]) -> None:
-    """Raise if two tensors share memory. Two gradients may share memory, because they are only read."""
-    spans = sorted((x.data_ptr(), x.data_ptr() + x.nbytes, name) for name, x in tensors.items() if x.numel())
-    reach = {True: (0, ""), False: (0, "")}  # how far those read, and written, have come
-    for start, stop, name in spans:
-        read = name.startswith("g[")
-        for other in (False,) if read else (False, True):
-            if start < reach[other][0]:
-                raise ValueError(
-                    f"{name} and {reach[other][1]} share memory, and one of them is overwritten; clone one, and "
-                    "give a shared parameter once"
-                )
-        reach[read] = max(reach[read], (stop, name))
+    tables = None if home is definition else tables_for({"g": grads}, "norm", lambda: {"g": check()})
+    home.gradient_norm_(norm, check() if tables is None else tables, found_inf)
