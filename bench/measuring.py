@@ -2,7 +2,9 @@
 
 import datetime
 import platform
+import shutil
 import statistics
+import subprocess
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -26,6 +28,23 @@ def seconds(work: Work, repeats: int = 15, shortest: float = 0.0) -> float:
     once = reading(work, DEVICE)  # not counted: it may compile
     calls = min(1000, max(1, int(shortest / max(min(once, reading(work, DEVICE)), 1e-7))))
     return statistics.median(reading(work, DEVICE, calls) for _ in range(repeats))
+
+
+def clock_of(work: Work, taken: float) -> int | None:
+    """Return the megahertz of a GPU's multiprocessors while it works, or None where nothing says them.
+
+    Args:
+        taken: seconds of one call, which is repeated for half a second meanwhile.
+    """
+    if not GPU or shutil.which("nvidia-smi") is None:
+        return None
+    for _ in range(min(1000, int(0.5 / taken) + 1)):
+        work()
+    device = f"--id=GPU-{torch.cuda.get_device_properties(torch.cuda.current_device()).uuid}"
+    asked = ["nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits", device]
+    said = subprocess.run(asked, capture_output=True, text=True).stdout.strip()
+    torch.cuda.synchronize()
+    return int(said) if said.isdigit() else None
 
 
 def as_defined(work: Work) -> Work:

@@ -109,6 +109,7 @@ def _measured(path: Path, measured: dict[str, Any]) -> str:
 
 HEADINGS = (
     ("values", "{:,}"),
+    ("clock_mhz", "{:.0f}"),
     ("share", "{:.2f}"),
     ("predicted_share", "{:.2f}"),
     ("of_predicted", "{:.2f}"),
@@ -169,8 +170,11 @@ def ran(found: Mapping[str, Any]) -> list[str]:
     for name, part in parts.items():
         lines += FIGURES[name](part["found"]) if name in FIGURES else []
     if rows := found.get("variants"):
-        lines += ["", "| operation on 64 Mi values | options | share of the copy |", "|---|---|---|"]
-        lines += [f"| {row['operation']} | {row['options']} | {row['share']:.2f} |" for row in rows]
+        lines += ["", "| operation on 64 Mi values | options | share of the copy | predicted |", "|---|---|---|---|"]
+        lines += [
+            f"| {row['operation']} | {row['options']} | {row['share']:.2f} | {row.get('predicted', '')} |"
+            for row in rows
+        ]
     return [*lines, ""]
 
 

@@ -25,7 +25,7 @@ import torch
 
 from baguakit.command.speed import drawn, operations
 
-from .measuring import DEVICE, GPU, copy_of, machine, seconds
+from .measuring import DEVICE, GPU, clock_of, copy_of, machine, seconds
 from .pages import draw, write_page
 from .predicted import table
 
@@ -51,7 +51,8 @@ def main() -> None:
     torch.set_num_threads(1)
     if asked.predicted:
         found = table.predictions(1 << min(PREDICTED, asked.largest))
-        print("\n".join(table.lines(found, picture=False)), f"wrote {table.save(found, asked.out)}", sep="\n")
+        print(f"wrote {table.save(found, asked.out)}")
+        print("\n".join(table.lines(found, picture=False)))  # raises if a row is below the target without a reason
         return
     measured = measure_all(asked.largest, asked.seconds)
     if not measured["rows"]:
@@ -79,9 +80,11 @@ def measure_all(largest: int, limit: float) -> dict[str, Any]:
                 break
             if power <= CHECKED and not operation.is_right(1 << power, DEVICE):
                 sys.exit(f"{operation.family}, {operation.name}: the result is not that of the definition")
-            taken = seconds(operation.ready(1 << power, DEVICE), repeats=7, shortest=1e-3)
+            work = operation.ready(1 << power, DEVICE)
+            taken = seconds(work, repeats=7, shortest=1e-3)
             row = {"family": operation.family, "name": operation.name, "values": 1 << power, "seconds": taken}
-            rows.append(row | {"bytes": operation.bytes(1 << power)})
+            clock = clock_of(work, taken) if power == largest else None
+            rows.append(row | {"bytes": operation.bytes(1 << power), "clock_mhz": clock})
         drawn.cache_clear()
         gc.collect()
         print(f"2^{power}: {len(rows)} measured", flush=True)

@@ -99,6 +99,7 @@ def beside(name: str, measured: Row | None, predicted: Row | None, counted: Row,
     return {
         "operation": name,
         "values": measured["values"] if measured else None,
+        "clock_mhz": measured.get("clock_mhz") if measured else None,
         "share": share,
         "predicted_share": expected,
         "of_predicted": share / expected if share is not None and expected else None,

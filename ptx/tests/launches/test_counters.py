@@ -11,7 +11,7 @@ from ptx.machine import Launch, Program
 from ptx.memory import Global, Region
 from ptx.tests.corners.harness import MODULE
 from ptx.watching.classes import class_of
-from ptx.watching.counters import Counters
+from ptx.watching.counters import Counters, Line
 
 NAMES = {"x": "b64", "y": "b64", **dict.fromkeys("abcd", "b32"), "p": "pred", "s": "b16", "f": "f32", "g": "f64"}
 START = "mov.u32 %a, %tid.x;\nmov.u32 %b, %ctaid.x;\nmov.u64 %x, {address};\n"
@@ -120,3 +120,17 @@ def test_an_instruction_without_a_class_is_named(line):
     instruction, _ = parsed(line)
     with pytest.raises(Unknown, match=f"`{line.split()[0]}.*the executor knows no class of such an instruction"):
         class_of(instruction)
+
+
+def test_each_line_has_what_its_instruction_took():
+    found = counted(
+        "setp.lt.u32 %p, %a, 8;\nmad.wide.u32 %y, %a, 4, %x;\n@%p ld.global.b32 %c, [%y];\n"
+        "st.global.v2.b32 [%x], {%a, %b};\nmov.u64 %y, room;\nst.shared.b32 [%y], %a;",
+        threads=64,
+    )  # fmt: skip
+    taken = {found.ptx.split("\n")[line - 1].split(" ")[0]: each for line, each in found.lines.items()}
+    assert taken["mad.wide.u32"] == Line(2)
+    assert taken["@%p"] == Line(2, read=1)  # eight threads of the first warp
+    assert taken["st.global.v2.b32"] == Line(2, written=2)
+    assert taken["st.shared.b32"] == Line(2, wavefronts=2)
+    assert found.shared == 4096
