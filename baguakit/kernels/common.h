@@ -85,21 +85,21 @@ INLINE float uniform(uint64_t position, uint32_t low, uint32_t high)
 /* ---- threads ---- */
 
 typedef void Job(const void *context, i64 i);
-typedef struct { Job *job; const void *context; i64 count, next; } Shared;
+typedef struct { Job *job; const void *context; i64 count, next, taken; } Shared; /* taken: jobs at a time */
 enum { MOST_THREADS = 256 };
 
 static void *run_jobs(void *given)
 {
     Shared *shared = given;
-    for (i64 i; (i = __atomic_fetch_add(&shared->next, 1, __ATOMIC_RELAXED)) < shared->count;)
-        shared->job(shared->context, i);
+    for (i64 i; (i = __atomic_fetch_add(&shared->next, shared->taken, __ATOMIC_RELAXED)) < shared->count;)
+        for (i64 end = least(i + shared->taken, shared->count); i < end; i++) shared->job(shared->context, i);
     return NULL;
 }
 
 /* Run job(context, i) for all i in 0..count, on at most so many threads. The threads live for this call. */
 static void parallel(Job *job, const void *context, i64 count, i64 threads)
 {
-    Shared shared = {job, context, count, 0};
+    Shared shared = {job, context, count, 0, count / (8 * threads) + 1};
     pthread_t others[MOST_THREADS];
     int started = 0, wanted = (int)least(least(threads, MOST_THREADS), count) - 1;
     while (started < wanted && pthread_create(&others[started], NULL, run_jobs, &shared) == 0)

@@ -41,11 +41,10 @@ typedef int32_t places __attribute__((vector_size(4 * LANES)));
 
 typedef struct {
     int32_t float8, bits, wide, padded, rotated;
-    float unit, spacing;                 /* of bottoms, in steps; of levels about zero */
-    int32_t m, e, exponent, largest;     /* of float8: see float8.py */
-    int32_t block;
+    float unit, spacing;                    /* of bottoms, in steps; of levels about zero */
+    int32_t m, e, exponent, largest, block; /* the first four are of float8: see float8.py */
     i64 n, blocks, row, header_at, planes_at[3]; /* of a row: values, blocks, bytes, and where its parts begin */
-    const float *signs;                  /* of the rotation */
+    const float *signs;                     /* of the rotation */
 } Form;
 
 typedef struct {
@@ -54,8 +53,7 @@ typedef struct {
     void *values;
     const uint8_t *packed;
     uint8_t *sent;
-    float *residual;
-    const float *weights;
+    float *residual, *weights;
     uint8_t *ok;
     int32_t dtype, drawn; /* drawn: round at random */
     uint32_t seed[2];
@@ -84,19 +82,12 @@ APART void hadamard(float *x, i64 width)
         if (LANES > 8) v = BUTTERFLY(v, 8 % LANES);
         memcpy(x + i, &v, sizeof v);
     }
-    i64 d = LANES;
-    for (; 2 * d < width; d *= 4) /* two steps in one pass */
-        for (i64 i = 0; i < width; i += 4 * d)
+    for (i64 d = LANES; d < width; d *= 2)
+        for (i64 i = 0; i < width; i += 2 * d)
             for (i64 j = i; j < i + d; j++) {
-                float a = x[j] + x[j + d], b = x[j] - x[j + d];
-                float c = x[j + 2 * d] + x[j + 3 * d], e = x[j + 2 * d] - x[j + 3 * d];
-                x[j] = a + c, x[j + d] = b + e, x[j + 2 * d] = a - c, x[j + 3 * d] = b - e;
+                float a = x[j], b = x[j + d];
+                x[j] = a + b, x[j + d] = a - b;
             }
-    if (d < width)
-        for (i64 j = 0; j < d; j++) {
-            float a = x[j], b = x[j + d];
-            x[j] = a + b, x[j + d] = a - b;
-        }
 }
 
 APART void rotate(const Form *f, const float *x, float *out)
@@ -211,36 +202,23 @@ INLINE Grid read_header(const Form *f, const uint8_t *at, i64 b)
 
 /* ---- values to codes ---- */
 
-INLINE void draw(const uint32_t *seed, i64 start, i64 n, float *restrict draws)
-{
-    for (i64 i = 0, end; i < n; i = end) { /* the upper half of positions changes at most once in a block */
-        const uint64_t at = (uint64_t)(start + i), high = at >> 32 << 32;
-        end = least(n, i + (1ll << 32) - (i64)(uint32_t)at);
-        for (i64 j = i; j < end; j++) draws[j] = uniform(high | ((uint32_t)at + (uint32_t)(j - i)), seed[0], seed[1]);
-    }
-}
-
 INLINE void encode_float8(const Form *f, const float *x, i64 n, Grid g, const float *draws, uint8_t *restrict codes)
 {
-    const int m = f->m, lowest = 127 + f->e, drop = 23 - m;
-    const int32_t bias = (1 << (drop - 1)) - 1 - (lowest - 1) * (1 << 23), largest = f->largest;
+    const int m = f->m, lowest = 127 + f->e, drop = 23 - m, bias = (lowest - 1) * (1 << 23), largest = f->largest;
     const float magic = float_of((uint32_t)(lowest + drop) << 23); /* whose last place is that of subnormal codes */
-    if (draws)
-        for (i64 i = 0; i < n; i++) {
-            int32_t u = (int32_t)bits_of(x[i] * g.scale), size = u & INT32_MAX, field = size >> 23;
-            field = field < lowest ? lowest : field;
+    for (i64 i = 0; i < n; i++) {
+        int32_t u = (int32_t)bits_of(x[i] * g.scale), size = u & INT32_MAX, code;
+        if (draws) {
+            int32_t field = size >> 23 < lowest ? lowest : size >> 23;
             float level = float_of((uint32_t)size) * float_of((uint32_t)(254 - field + m) << 23), below = floorf(level);
-            int32_t code = ((field - lowest) << m) + (int32_t)below + (level - below > draws[i]);
-            codes[i] = (uint8_t)((u >> 24 & 0x80) | (code < largest ? code : largest));
-        }
-    else
-        for (i64 i = 0; i < n; i++) {
-            int32_t u = (int32_t)bits_of(x[i] * g.scale), size = u & INT32_MAX;
-            int32_t normal = (size + bias + (size >> drop & 1)) >> drop;
+            code = ((field - lowest) << m) + (int32_t)below + (level - below > draws[i]);
+        } else {
+            int32_t normal = (size - bias + (1 << (drop - 1)) - 1 + (size >> drop & 1)) >> drop;
             int32_t tiny = (int32_t)bits_of(float_of((uint32_t)size) + magic) - (int32_t)bits_of(magic);
-            int32_t code = size < lowest << 23 ? tiny : normal;
-            codes[i] = (uint8_t)((u >> 24 & 0x80) | (code < largest ? code : largest));
+            code = size < lowest << 23 ? tiny : normal;
         }
+        codes[i] = (uint8_t)((u >> 24 & 0x80) | (code < largest ? code : largest));
+    }
 }
 
 APART void encode(const Form *f, const float *x, i64 n, Grid g, const float *draws, uint8_t *restrict codes)
@@ -251,17 +229,14 @@ APART void encode(const Form *f, const float *x, i64 n, Grid g, const float *dra
         memset(codes, 0, (size_t)n);
     else if (f->float8)
         encode_float8(f, x, n, g, draws, codes);
-    else if (draws)
-        for (i64 i = 0; i < n; i++) {
-            float level = x[i] * g.scale + before, below = floorf(level);
-            level = below + (level - below > draws[i] ? 1.0f : 0.0f) - after;
-            codes[i] = (uint8_t)(int32_t)smaller(larger(level, 0), top);
-        }
-    else if (f->bits == 1)
+    else if (f->bits == 1 && !draws)
         for (i64 i = 0; i < n; i++) codes[i] = x[i] >= 0;
     else
-        for (i64 i = 0; i < n; i++)
-            codes[i] = (uint8_t)(int32_t)smaller(larger(floorf(x[i] * g.scale + before + 0.5f) - after, 0), top);
+        for (i64 i = 0; i < n; i++) {
+            float level = x[i] * g.scale + before, below = floorf(level);
+            level = draws ? below + (level - below > draws[i] ? 1.0f : 0.0f) : floorf(level + 0.5f);
+            codes[i] = (uint8_t)(int32_t)smaller(larger(level - after, 0), top);
+        }
 }
 
 /* ---- codes to bytes and back: format.py. A byte of a plane of p bits has the codes of 8 / p stripes. ---- */
@@ -387,16 +362,13 @@ INLINE void add_codes(const Row *rows, i64 count, const int p, const int float8,
     }
 }
 
-#define CODED(p, float8, name)                                               \
-    APART void name(const Row *r, i64 count, i64 n, Start start, float *out) \
-    {                                                                        \
-        add_codes(r, count, p, float8, n, start, out);                       \
-    }
-CODED(8, 1, add_float8)
-CODED(8, 0, add_8)
-CODED(4, 0, add_4)
-CODED(2, 0, add_2)
-CODED(1, 0, add_1)
+#define ADD(p, float8, name) \
+    APART void name(const Row *r, i64 n, i64 m, Start s, float *out) { add_codes(r, n, p, float8, m, s, out); }
+ADD(8, 1, add_float8)
+ADD(8, 0, add_8)
+ADD(4, 0, add_4)
+ADD(2, 0, add_2)
+ADD(1, 0, add_1)
 
 INLINE void add_coded(const Form *f, const Row *rows, i64 count, int p, i64 n, Start start, float *out)
 {
@@ -425,18 +397,6 @@ APART void add_rows(
 }
 
 /* ---- operations ---- */
-
-INLINE void fill_padding(const Form *f, uint8_t *row)
-{
-    const i64 blocks = f->blocks, whole = f->padded ? blocks : f->n / f->block, rest = f->n - whole * f->block;
-    const i64 headers = blocks * (f->float8 ? 1 : f->wide ? 8 : 4);
-    for (int p = 8, plane = 0; p; p /= 2) {
-        if (!(f->bits & p)) continue;
-        const i64 size = whole * f->block * p / 8 + (rest > 0 ? (rest * p + 7) / 8 : 0);
-        memset(row + f->planes_at[plane++] + size, 0, (size_t)(-size & 15));
-    }
-    memset(row + f->header_at + headers, 0, (size_t)(-headers & 15));
-}
 
 /* A span is some blocks of a row, one after another: their n values, of which `all` are stored, begin at `at`. */
 typedef struct { i64 r, b, blocks, n, all, at; } Span;
@@ -468,7 +428,7 @@ APART void pack(const Call *c, const float *x, Span s, uint8_t *row, const float
         const Grid g = grids[b - s.b];
         uint8_t space[WIDEST + SLACK], *codes = space;
         if (f->bits == 8 && !(n & (SLACK - 1))) codes = row + plane_at(f, 0, 8, b); /* as they are packed */
-        if (c->drawn) draw(c->seed, s.at + j, n, draws);
+        for (i64 i = 0; c->drawn && i < n; i++) draws[i] = uniform((uint64_t)(s.at + j + i), c->seed[0], c->seed[1]);
         write_header(f, g, row + f->header_at, b);
         encode(f, x + j, n, g, c->drawn ? draws : NULL, codes);
         if (decoded) {
@@ -495,7 +455,6 @@ static void compress_span(const void *call, i64 job)
     const Span s = span_of(f, job);
     float values[WIDEST + SLACK], turned[WIDEST + SLACK], *residual = c->residual ? c->residual + s.at : NULL;
     uint8_t *row = c->sent + s.r * f->row;
-    if (s.b == 0) fill_padding(f, row);
     const float *x = load(c->values, c->dtype, s.at, s.n, values);
     if (s.all > s.n || s.n & (SLACK - 1)) x = copied(values, x, s.n, rounded_up(s.all));
     if (!f->rotated) {
@@ -565,7 +524,6 @@ static void reduce_span(const void *call, i64 job)
     const Span s = span_of(f, job);
     const float count = (float)c->rows;
     float mean[WIDEST + SLACK], values[WIDEST + SLACK];
-    if (s.b == 0) fill_padding(f, c->sent);
     EACH_BLOCK(f, s) add_rows(f, c->packed, c->rows, NULL, n, b, ZERO, mean + j);
     if ((c->rows & (c->rows - 1)) == 0) /* the product with a power of two is the quotient */
         for (i64 i = 0; i < s.all; i++) mean[i] *= 1 / count;
@@ -579,14 +537,14 @@ static void reduce_span(const void *call, i64 job)
 
 /* ---- what Python calls ---- */
 
-INLINE void run(Job *job, const Form *f, const Call *given, i64 rows, int threads)
+INLINE void run(Job *job, const Form *f, const Call *given, i64 rows, i64 threads)
 {
     Call c = *given;
     c.form = f;
     parallel(job, &c, rows * spans_per_row(f), threads);
 }
 
-void compress(const Form *f, const Call *c, int threads) { run(compress_span, f, c, c->rows, threads); }
-void decompress(const Form *f, const Call *c, int threads) { run(decompress_span, f, c, c->rows, threads); }
-void add(const Form *f, const Call *c, int threads) { run(add_span, f, c, 1, threads); }
-void reduce(const Form *f, const Call *c, int threads) { run(reduce_span, f, c, 1, threads); }
+void compress(const Form *f, const Call *c, i64 threads) { run(compress_span, f, c, c->rows, threads); }
+void decompress(const Form *f, const Call *c, i64 threads) { run(decompress_span, f, c, c->rows, threads); }
+void add(const Form *f, const Call *c, i64 threads) { run(add_span, f, c, 1, threads); }
+void reduce(const Form *f, const Call *c, i64 threads) { run(reduce_span, f, c, 1, threads); }

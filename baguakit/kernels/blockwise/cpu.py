@@ -64,7 +64,7 @@ def serves(format: Format, block: int) -> bool:
 
 def compress(format: Format, x: Tensor, block: int, residual: Tensor | None = None, key: int | None = None) -> Tensor:
     rows, n = x.shape
-    sent = torch.empty(rows, format.layout(n, block).row, dtype=torch.uint8)
+    sent = format.layout(n, block).empty(rows, x.device)
     _run("compress", format, n, block, rows, key, values=x.contiguous(), sent=sent, residual=residual)
     return sent
 
@@ -81,7 +81,7 @@ def reduce(
     format: Format, packed: Tensor, n: int, block: int, residual: Tensor | None = None, key: int | None = None,
     ok: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
-    sent = torch.empty(1, packed.shape[1], dtype=torch.uint8)
+    sent = format.layout(n, block).empty(1, packed.device)
     if ok is not None:
         ok.fill_(True)
     _run("reduce", format, n, block, len(packed), key, packed=packed, sent=sent, residual=residual)
