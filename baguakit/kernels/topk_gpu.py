@@ -1,9 +1,17 @@
 """The GPU kernels for the k largest values of each chunk: the same bytes as the definition. The host does not wait.
 
-A program of `select_kernel` holds a chunk in registers. It reads each value once, finds the threshold by bisection, and
-writes the kept values. The bisection begins between the least and the largest maximum of groups of adjacent values. It
-ends when exactly k values reach the tried size: after ten tries for most chunks, and 31 at most. A program of
-`add_kernel` takes one chunk of all rows; after each row it waits until all its threads have added their values.
+A program of `select_kernel` takes a chunk. If less than a sixteenth is kept, it does so in three steps, and each has
+fewer sizes to compare:
+
+    1  the maxima of groups of eight neighbours. The k largest maxima are as large as the threshold or larger, so what
+       is kept is in their groups.
+    2  the values of these groups
+    3  those that may be kept
+
+Each step bisects the range of its sizes: steps 1 and 2 until k to 2 k sizes reach the tried one, step 3 until k do. The
+places of those are written where those of the kept values will be, and the next step reads them. Otherwise there is
+only step 3, over the whole chunk. A program of `add_kernel` takes one chunk of all rows; after each row it waits until
+all its threads have added their values.
 """
 
 from typing import Any
@@ -14,16 +22,16 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from . import topk
-from .gpu import byte_of, launch, rounded
+from .gpu import byte_of, launch, load, rounded, store
 from .mixing import WIDE
 
-NAN = tl.constexpr(topk.NAN)
-NEIGHBOURS = tl.constexpr(16)
-TILE = 512  # places that a program packs
-ZEROS = {torch.bfloat16: 16, torch.float16: 13}  # the lowest bits of a size
-# The limit of registers per thread. With it, three programs of the longest chunk share a multiprocessor: one computes
-# while others read. Some values are spilled, but with a residual an H100 takes 0.6 of the time without a limit.
-REGISTERS = 80
+SIZE, INFINITY = tl.constexpr(topk.SIZE), tl.constexpr(topk.INFINITY)
+GROUP = tl.constexpr(8)  # neighbours of which a maximum is taken
+READ, TILE = 1024, 512  # values that a program of `select_kernel` reads at once, and places that one packs
+ZEROS: dict[Any, int] = {torch.bfloat16: 16, torch.float16: 13}  # the lowest bits of a size
+# The limit of registers per thread. With it, a multiprocessor has twenty warps. Of few kept values a warp takes a chunk
+# alone and waits for no other: while some compute, others read.
+REGISTERS = 96
 
 
 @triton.jit
@@ -34,9 +42,8 @@ def divided(at, left):
 
 
 @triton.jit
-def load(chunk_ptr, left, CHUNK):
-    """Return a chunk of values in fp32, with zeros after the `left` existing values."""
-    at = tl.arange(0, CHUNK)
+def load_chunk(chunk_ptr, at, left, CHUNK):
+    """Return the values at places of a chunk in fp32, with zeros after the `left` existing values."""
     if left == CHUNK:
         v = tl.load(chunk_ptr + at).to(tl.float32)
     else:
@@ -47,8 +54,7 @@ def load(chunk_ptr, left, CHUNK):
 
 
 @triton.jit
-def store(chunk_ptr, v, left, CHUNK):
-    at = tl.arange(0, CHUNK)
+def store_chunk(chunk_ptr, at, v, left, CHUNK):
     if left == CHUNK:
         tl.store(chunk_ptr + at, v)
     else:
@@ -58,42 +64,114 @@ def store(chunk_ptr, v, left, CHUNK):
 
 
 @triton.jit
-def threshold_of(size, k, CHUNK):
-    """Return the largest size that at least `k` values reach, or any size that exactly `k` values reach."""
-    maxima = tl.max(tl.reshape(size, (CHUNK // NEIGHBOURS, NEIGHBOURS)), 1)
-    low, high = tl.where(k <= CHUNK // NEIGHBOURS, tl.min(maxima), 0), tl.max(maxima) + 1
-    reached = k + 1
-    while (high - low > 1) & (reached != k):
+def size_of(v, inside, ZEROS):
+    """Return the sizes of values; all NaNs have one, and a value that is not inside has −1."""
+    return tl.where(inside, tl.minimum(v.to(tl.int32, bitcast=True) & SIZE, INFINITY + (1 << ZEROS)), -1)
+
+
+@triton.jit
+def reaching(size, least):
+    """Count the sizes that reach `least`."""
+    return -tl.sum((least - 1 - size) >> 31)  # fewer instructions than comparisons
+
+
+@triton.jit
+def ranks(found):
+    """Return the rank of each one among zeros and ones. Both halves are summed at once, in 16 bits each."""
+    a, b = tl.split(tl.trans(tl.reshape(found, (2, found.numel // 2))))
+    both = tl.cumsum(a + (b << 16), 0)
+    first = both & 0xFFFF
+    return tl.reshape(tl.trans(tl.join(first, (both >> 16) + tl.max(first))), (found.numel,)) - 1
+
+
+@triton.jit
+def largest(size, low, count, k, most):
+    """Find `k` to `most` of the largest sizes; of equals the first. The `count` ≥ `k` sizes that reach `low` are known.
+
+    Return a mask of the found sizes, their ranks by place, the least of them, and their number.
+    """
+    high = tl.max(size) + 1
+    while (high - low > 1) & (count > most):
         middle = low + (high - low) // 2
-        count = -tl.sum((middle - 1 - size) >> 31)  # fewer instructions than comparisons
-        enough = count >= k
+        tried = reaching(size, middle)
+        enough = tried >= k
         low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
-        reached = tl.where(enough, count, reached)
-    return low
+        count = tl.where(enough, tried, count)
+    if count > most:  # of the sizes that equal `low`, the last are too many
+        equal = (size == low).to(tl.int32)
+        size = tl.where((equal > 0) & (tl.cumsum(equal, 0) > tl.sum(equal) - (count - k)), -2, size)
+        count = k
+    found = size >= low
+    return found, ranks(found.to(tl.int32)), low, count
+
+
+@triton.jit
+def with_tile(maxima, tile, x_ptr, residual_ptr, at, inside):
+    """Return `maxima` with those of a tile in row `tile`: NaN of a group with one. Copy the tile to the residual."""
+    v = load(x_ptr + tile * at.numel + at, inside).to(tl.float32)
+    if residual_ptr is not None:
+        store(residual_ptr + tile * at.numel + at, v, inside)
+    found = tl.abs(v) if inside is None else tl.where(inside, tl.abs(v), -1.0)
+    for _ in tl.static_range(3):
+        a, b = tl.split(tl.reshape(found, (found.numel // 2, 2)))
+        found = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    return tl.where(tl.arange(0, maxima.shape[0])[:, None] == tile, found[None, :], maxima)
+
+
+@triton.jit
+def sizes_of_groups(x_ptr, residual_ptr, left, CHUNK, TILE, ZEROS):
+    """Return the size of each group's maximum, −1 of an absent group; copy the values to `residual`."""
+    at = tl.arange(0, TILE // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    maxima, whole = tl.full((CHUNK // TILE, TILE // GROUP), -1.0, tl.float32), left // TILE
+    for tile in range(whole):
+        maxima = with_tile(maxima, tile, x_ptr, residual_ptr, at, None)
+    if whole * TILE < left:
+        maxima = with_tile(maxima, whole, x_ptr, residual_ptr, at, at < left - whole * TILE)
+    return tl.minimum(tl.maximum(tl.ravel(maxima).to(tl.int32, bitcast=True), -1), INFINITY + (1 << ZEROS))
 
 
 @triton.jit(do_not_specialize=["n", "chunks", "k", "rest"])
 def select_kernel(
-    places_ptr, values_ptr, residual_ptr, x_ptr, stride, n, chunks, k, rest, CHUNK: tl.constexpr, ZEROS: tl.constexpr
-):
+    places_ptr, values_ptr, residual_ptr, x_ptr, stride, n, chunks, k, rest,
+    CHUNK: tl.constexpr, TILE: tl.constexpr, SLOTS: tl.constexpr, ZEROS: tl.constexpr,
+):  # fmt: skip
     row, chunk = (tl.program_id(0) // chunks).to(tl.int64), tl.program_id(0) % chunks
     start, slot = row * stride + chunk.to(tl.int64) * CHUNK, row * (n // CHUNK * k + rest) + chunk.to(tl.int64) * k
     left = tl.minimum(n - chunk.to(tl.int64) * CHUNK, CHUNK).to(tl.int32)
-    at, wanted = tl.arange(0, CHUNK), tl.where(left == CHUNK, k, rest)
-    v = load(x_ptr + start, left, CHUNK)
-    bits = tl.where(v == v, v.to(tl.int32, bitcast=True), NAN)
-    size = tl.where(at < left, (bits & 0x7FFFFFFF) >> ZEROS, -1)
-    threshold = threshold_of(size, wanted, CHUNK)
-    larger, equal = (size > threshold).to(tl.int32), (size == threshold).to(tl.int32)
-    equals = wanted - tl.sum(larger)
-    both = tl.cumsum(larger * 65536 + equal, 0)  # at most CHUNK each
-    equal_to = both & 0xFFFF
-    kept = (size > threshold) | ((size == threshold) & (equal_to <= equals))
-    slots = (both >> 16) + tl.minimum(equal_to, equals) - 1
-    tl.store(places_ptr + slot + slots, at, kept)
-    tl.store(values_ptr + slot + slots, bits.to(tl.float32, bitcast=True), kept)
+    wanted = tl.where(left == CHUNK, k, rest)
+    x_ptr += start
+    residual_ptr = None if residual_ptr is None else residual_ptr + start
+    if SLOTS * GROUP < CHUNK:
+        most, slots = tl.minimum(2 * wanted, SLOTS), tl.arange(0, SLOTS)
+        found_ptr = (places_ptr + slot).to(tl.pointer_type(tl.int16))  # there is room for twice as many
+        size = sizes_of_groups(x_ptr, residual_ptr, left, CHUNK, TILE, ZEROS)
+        found, ranked, low, count = largest(size, tl.min(size), tl.cast(CHUNK // GROUP, tl.int32), wanted, most)
+        tl.store(found_ptr + ranked, tl.arange(0, CHUNK // GROUP).to(tl.int16), found)
+        tl.debug_barrier()
+        inside = slots < count
+        group = tl.load(found_ptr + slots, inside, 0).to(tl.int32)
+        tl.debug_barrier()
+        at = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        v = load_chunk(x_ptr, at, left, CHUNK)
+        size = tl.ravel(size_of(v, inside[:, None] & (at < left), ZEROS))
+        found, ranked, low, count = largest(size, low, reaching(size, low), wanted, most)
+        tl.store(found_ptr + ranked, tl.ravel(at).to(tl.int16), found)
+        tl.debug_barrier()
+        inside = slots < count
+        at = tl.load(found_ptr + slots, inside, 0).to(tl.int32)
+        v = tl.load(x_ptr + at).to(tl.float32)
+    else:
+        at, low, count = tl.arange(0, CHUNK), 0, left
+        v, inside = load_chunk(x_ptr, at, left, CHUNK), at < left
+        if residual_ptr is not None:
+            store_chunk(residual_ptr, at, v, left, CHUNK)
+    tl.debug_barrier()
+    size = size_of(v, inside, ZEROS) >> ZEROS
+    kept, ranked, _, _ = largest(size, (low + (1 << ZEROS) - 1) >> ZEROS, count, wanted, wanted)
+    tl.store(places_ptr + slot + ranked, at, kept)
+    tl.store(values_ptr + slot + ranked, tl.where(v == v, v, float("nan")), kept)
     if residual_ptr is not None:
-        store(residual_ptr + start, tl.where(kept, v - v, v), left, CHUNK)
+        tl.store(residual_ptr + at, v - v, kept)
 
 
 @triton.jit(do_not_specialize=["row_bytes", "values_at", "count", "tiles"], do_not_specialize_on_alignment=["ok_ptr"])
@@ -153,9 +231,10 @@ def add_kernel(
     wanted = tl.where(left == CHUNK, k, rest)
     total_ptr += chunk * CHUNK
     if weights_ptr is None:
-        store(total_ptr, tl.zeros((CHUNK,), tl.float32), left, CHUNK)
+        store_chunk(total_ptr, tl.arange(0, CHUNK), tl.zeros((CHUNK,), tl.float32), left, CHUNK)
     elif out_ptr is not None:
-        store(total_ptr, load(out_ptr + chunk * CHUNK, left, CHUNK), left, CHUNK)
+        at = tl.arange(0, CHUNK)
+        store_chunk(total_ptr, at, load_chunk(out_ptr + chunk * CHUNK, at, left, CHUNK), left, CHUNK)
     row, broken = 0, tl.zeros((SLOTS,), tl.int32)
     while row < rows:
         tl.debug_barrier()
@@ -176,16 +255,24 @@ def add_kernel(
         row += 1
     if out_ptr is not None:
         tl.debug_barrier()
-        result = rounded(load(total_ptr, left, CHUNK), out_ptr.dtype.element_ty)
-        store(out_ptr + chunk * CHUNK, result, left, CHUNK)
+        at = tl.arange(0, CHUNK)
+        result = rounded(load_chunk(total_ptr, at, left, CHUNK), out_ptr.dtype.element_ty)
+        store_chunk(out_ptr + chunk * CHUNK, at, result, left, CHUNK)
         broken = (~(tl.abs(result.to(tl.float32)) < float("inf"))).to(tl.int32)
     if ok_ptr is not None:
         tl.store(ok_ptr, 0, tl.max(broken, 0) > 0)
 
 
-def options_of(chunk: int) -> dict[str, Any]:
-    """Return the launch options of the kernels that take chunks."""
-    return {"num_warps": max(1, chunk // 512)} | ({} if torch.version.hip else {"maxnreg": REGISTERS})
+def options_of(values: int) -> dict[str, Any]:
+    """Return the launch options of a kernel whose programs hold so many values."""
+    return {"num_warps": max(1, values // 512)} | ({} if torch.version.hip else {"maxnreg": REGISTERS})
+
+
+def form_of(chunk: int, k: int, dtype: torch.dtype | None) -> dict[str, Any]:
+    """Return the constants and launch options of `select_kernel` for at most `k` values of a chunk."""
+    slots = max(2, 1 << (k - 1).bit_length())
+    constants = {"CHUNK": chunk, "TILE": min(chunk, READ), "SLOTS": slots, "ZEROS": ZEROS.get(dtype, 0)}
+    return constants | options_of(min(slots * GROUP.value, chunk))
 
 
 def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -198,7 +285,7 @@ def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = N
     stride = n if rows > 1 else 0  # a single row begins where the tensor does: zero keeps its accesses wide
     launch(
         select_kernel, rows * chunks, places, values, residual, x, stride, n, chunks, k, rest,
-        CHUNK=chunk, ZEROS=ZEROS.get(x.dtype, 0), **options_of(chunk),
+        **form_of(chunk, max(k, rest), x.dtype),
     )  # fmt: skip
     return places, values
 

@@ -5,7 +5,6 @@ from typing import Any
 TARGET = 0.9
 DRAWS = "draws: two rounds of an integer hash for each value, fixed by the format's definition"
 ROTATES = "rotates blocks: an addition for each value and doubling of the block, and exchanges through shared memory"
-COUNTS = "finds a threshold: nine counts of a chunk, and threads wait at 54 barriers for each other"
 SPREADS = "eight codes are shifted, masked, scaled and added for each value"
 # By beginnings of "family: name, dtype".
 REASONS = {
@@ -23,7 +22,7 @@ REASONS = {
     "UInt2()": ROTATES,
     "Uniform(): average 8 rows": SPREADS,
     "Uniform()": ROTATES,
-    "top-k": COUNTS,
+    "top-k: keep 1%, bf16": "two bytes a value: a maximum of each group, five counts of these, and their ranks",
 }
 
 

@@ -27,7 +27,7 @@ PIPES = {
     "multiply": "IMAD IDP",
     "integer": (
         "BMSK CS2R F2FP FCHK FMNMX FSEL FSET FSETP HMNMX2 HSET2 HSETP2 I2FP I2IP IABS IADD3 IMNMX ISETP LEA LOP3 MOV "
-        "P2R PLOP3 PRMT R2P SEL SGXT SHF VABSDIFF VIADD VIADDMNMX VIMNMX VIMNMX3 VOTE VOTEU"
+        "P2R PLOP3 PRMT R2P SEL SGXT SHF VABSDIFF VHMNMX VIADD VIADDMNMX VIMNMX VIMNMX3 VOTE VOTEU"
     ),
     "conversion": "BREV F2F F2I FLO FRND I2F MUFU POPC",
     "fp64": "DADD DFMA DMUL DSETP",
@@ -125,7 +125,7 @@ def path(code: Code, counted: Any) -> list[Instruction]:
         if each.name == "BRA" and each.target is not None and not each.opcode.startswith("BRA.DIV"):
             onward = at if each.conditional else len(all_)
             both = sorted((each.target, onward))  # a loop goes on, and what comes next is not left out, if it is due
-            at = both[0] if both[1] == len(all_) or _due(all_, left, both[0]) else both[1]
+            at = both[0] if both[1] == len(all_) or _due(all_[: both[1]], left, both[0]) else both[1]
     return found
 
 

@@ -273,7 +273,7 @@ def test_the_kernel_equals_the_definition(dtype, chunk, rows, n, k, rest, kernel
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, from the interpreter
-@pytest.mark.parametrize("k", slow_after(1, [12, 3, 700]))
+@pytest.mark.parametrize("k", slow_after(1, [3, 12, 700]))
 def test_the_kernel_keeps_what_is_not_finite_and_breaks_ties_by_place(k, kernels):
     x = torch.full((1, 2000), -2.0)
     x[0, ::3] = 2.0
@@ -284,6 +284,15 @@ def test_the_kernel_keeps_what_is_not_finite_and_breaks_ties_by_place(k, kernels
     for dtype in (torch.float32, torch.bfloat16):
         assert kernels_agree(kernels, x.to(dtype), 1024, k, k)
     assert kernels_agree(kernels, torch.zeros(1, 2000), 1024, k, k)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, from the interpreter
+@pytest.mark.parametrize("kind", LONG)
+def test_the_kernel_finds_few_among_hostile_values(kind, kernels):
+    """One, some, and as many as just need the groups, of whole tiles and of parts of one."""
+    x = LONG[kind](2048 + 1031)
+    for dtype, k, rest in ((torch.float32, 1, 9), (torch.bfloat16, 20, 128), (torch.float16, 128, 1)):
+        assert kernels_agree(kernels, x.to(dtype), 2048, k, rest), (dtype, k)
 
 
 @pytest.mark.parametrize("rows, count", [(1, 1), (2, 9), (1, 520)])

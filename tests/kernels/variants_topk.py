@@ -13,10 +13,12 @@ POINTERS = {"places_ptr": "*i32", "packed_ptr": "*u8", "ok_ptr": "*u8"} | {
 
 def variants():
     for dtype in ("fp32", "bf16", "fp16", "fp64"):
-        yield variant(dtype, 4096)
-    yield variant("fp32", 4096, residual=False)
-    yield variant("fp32", 512)
-    yield variant("fp32", 64)
+        yield variant(dtype, 4096, 41)
+    yield variant("fp32", 4096, 41, residual=False)
+    yield variant("fp32", 4096, 682)
+    yield variant("fp32", 512, 6)
+    yield variant("bf16", 64, 1)
+    yield variant("fp32", 64, 64)
     for bits, values, asking in ((12, True, True), (11, True, False), (9, True, False), (6, False, True)):
         constants = {"BITS": bits, "TILE": kernels.TILE} | ({} if values else {"values_ptr": None})
         constants |= {} if asking else {"ok_ptr": None}
@@ -34,12 +36,15 @@ def variants():
         yield adding(dtype, weighted, chunk, asked)
 
 
-def variant(dtype, chunk, residual=True):
-    constants = {"CHUNK": chunk, "ZEROS": kernels.ZEROS.get(HALVES.get(dtype), 0)}
+def variant(dtype, chunk, k, residual=True):
+    """The kernel that keeps `k` values of a chunk, or up to twice as many."""
+    form = kernels.form_of(chunk, k, HALVES.get(dtype))
+    constants = {name: form.pop(name) for name in [*form] if name.isupper()}
     constants |= {} if residual else {"residual_ptr": None}
-    facts = {"dtype": dtype, "chunk": chunk, "residual": residual}
+    facts = {"dtype": dtype, "chunk": chunk, "k": k, "residual": residual}
     aligned = ("places_ptr", "values_ptr", "residual_ptr", "x_ptr", "stride")
-    return made(kernels.select_kernel, constants, kernels.options_of(chunk), aligned, chunk, facts, dtype)
+    values = constants["TILE"] if constants["SLOTS"] * kernels.GROUP.value < chunk else chunk
+    return made(kernels.select_kernel, constants, form, aligned, values, facts, dtype)
 
 
 def adding(dtype, weighted, chunk, asked):
