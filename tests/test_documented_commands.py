@@ -85,6 +85,7 @@ RULES: list[tuple[str, Runs | Accepted | Looked]] = [
     (r"python -m bench\.first_use", Runs()),
     (r"python -m bench\.roofline --page", Runs()),
     (r"python -m bench\.roofline --predicted.*", Accepted("compiles every kernel; tests/bench runs it")),
+    (r"python -m bench\.predicted.*", Accepted("compiles kernels; tests/bench runs what it shows")),
     (r"python -m bench\.roofline.*", Runs("--largest=10 --seconds=30 --out=out")),
     (r"python -m bench\.accuracy --page", Runs()),
     (r"python -m bench\.accuracy.*", Accepted(LONG)),

@@ -53,7 +53,7 @@ class Instruction:
 
     @property
     def conditional(self) -> bool:
-        """Whether it is a branch that may not be taken: a predicate guards it, or is its operand."""
+        """Tell whether it is a branch that may not be taken: a predicate guards it, or is its operand."""
         return self.guarded or "P" in self.text.partition(" ")[2].partition("`")[0]
 
 

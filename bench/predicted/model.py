@@ -34,7 +34,7 @@ class GPU:
 
     @property
     def sectors(self) -> float:
-        """How many sectors memory moves in a clock for a multiprocessor."""
+        """Sectors that memory moves in a clock for a multiprocessor."""
         return self.copy / self.clock / self.multiprocessors / SECTOR
 
 

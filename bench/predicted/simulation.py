@@ -130,7 +130,7 @@ def path(code: Code, counted: Any) -> list[Instruction]:
 
 
 def _due(code: Sequence[Instruction], left: Sequence[float], at: int) -> bool:
-    """Whether the block at a place is executed once more; never one that calls a function for corners."""
+    """Tell whether the block at a place is executed once more; never one that calls a function for corners."""
     counts = []
     for place in range(at, len(code)):
         if code[place].name == "CALL":
