@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ..arguments import Natural, Range, check_fields, one_of
 from ..compressors import Compressor, MinMaxUInt8
-from ..compressors.base import FLOATS, check_dense
+from ..compressors.base import check_dense
 from ..expressions import expression
+from ..kernels.cpu import DTYPES
 
 OPERATIONS = ("all_reduce", "reduce_scatter", "all_gather", "all_to_all")
 
@@ -70,7 +71,7 @@ class Policy:
             return name_of(op)
         nbytes = 0
         for x in tensors:
-            if x.layout is not torch.strided or x.dtype not in FLOATS:
+            if x.layout is not torch.strided or x.dtype not in DTYPES:
                 return "sparse" if x.layout is not torch.strided else str(x.dtype).removeprefix("torch.")
             nbytes += x.nbytes
         if operation != "all_to_all" and nbytes < self.least:

@@ -9,10 +9,10 @@ from torch import Tensor, float32
 
 from ..arguments import Doors, instance, integer, message, real, several, tensor
 from ..expressions import expression
+from ..kernels.cpu import DTYPES
 from ..kernels.operators import uploaded
 
 MOST = 1 << 48  # upper bound on the values of a row: larger numbers are mistakes
-FLOATS = (float32, torch.bfloat16, torch.float16, torch.float64)
 PROBE = (1 << 16) + 16  # values in each of five rows: enough for every compiled path, whole blocks and a rest
 
 
@@ -175,7 +175,7 @@ def probed(device: Any, dtype: Any, values: Any) -> int:
 
 def check_dtype(name: str, dtype: Any) -> None:
     """Raise a TypeError unless compressors take values of this dtype."""
-    if not isinstance(dtype, torch.dtype) or dtype not in FLOATS:
+    if not isinstance(dtype, torch.dtype) or dtype not in DTYPES:
         raise TypeError(
             message(name, "float32, bfloat16, float16 or float64", dtype) + "; convert other values with .float()"
         )

@@ -10,11 +10,10 @@ from torch import Tensor, float32
 from ..arguments import Range, check_fields, describe, integer, real
 from ..kernels import operators, topk
 from ..kernels.blockwise import float8
+from ..kernels.blockwise.cpu import BLOCKS
 from ..kernels.blockwise.format import Format
 from ..kernels.blockwise.uniform import GRIDS
 from .base import MOST, PROBE, Compressor, probed
-
-BLOCKS = tuple(1 << power for power in range(6, 14))
 
 
 class Blockwise(Compressor):

@@ -81,8 +81,7 @@ def compiler() -> str | None:
     """Return the path of the C compiler: that of the variable CC, cc, gcc or clang; None if there is none."""
     if os.name != "posix":  # the libraries need POSIX threads
         return None
-    names = [name for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name]
-    return next(filter(None, map(shutil.which, names)), None)
+    return next(filter(None, map(shutil.which, (os.environ.get("CC", ""), "cc", "gcc", "clang"))), None)
 
 
 @functools.cache
@@ -92,27 +91,29 @@ def _library(family: str) -> ctypes.CDLL | None:
         _warn_once("no C compiler (cc, gcc, clang) was found: kernels on the CPU run many times slower; install one")
         return None
     try:
-        library = _open(family, source, found)
+        library = _open(family, found)
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         words = " ".join(str(error).split())[:300]
         _log.warning("%s cannot be compiled: its kernels on the CPU run many times slower: %s", source.name, words)
-        return None
-    if not _exact(library):
+    else:
+        if _exact(library):
+            return library
         _log.warning("%s compiles %s inexactly: its kernels on the CPU run many times slower", found, source.name)
-        return None
-    return library
+    return None
 
 
-def _open(family: str, source: Path, found: str) -> ctypes.CDLL:
-    """Return the library of a C file, from the folder or newly compiled."""
+def _open(family: str, found: str) -> ctypes.CDLL:
+    """Return the library of a family, from the folder or newly compiled."""
+    source = SOURCES[family]
     name = f"{family}-{_hash(source.read_bytes() + COMMON.read_bytes() + _machine(found))}"
-    try:
-        with folder() as home, contextlib.nullcontext() if _kept(home, name) else _alone(home, family):
-            return ctypes.CDLL(str(_kept(home, name) or _keep(home, name, source, found)))
-    except OSError as error:
-        _warn_once(f"each process compiles kernels for the CPU for itself, since no folder can keep them: {error}")
     with tempfile.TemporaryDirectory(prefix="baguakit-") as temporary:
-        return ctypes.CDLL(str(build(source, Path(temporary, "library.so"), found)))
+        made = Path(temporary, "library.so")
+        try:
+            with folder() as home, contextlib.nullcontext() if _kept(home, name) else _alone(home, family):
+                return ctypes.CDLL(str(_kept(home, name) or _keep(build(source, made, found), home, name)))
+        except OSError as error:
+            _warn_once(f"each process compiles kernels for the CPU for itself, since no folder can keep them: {error}")
+        return ctypes.CDLL(str(build(source, made, found)))
 
 
 def build(source: Path, out: Path, found: str, flags: tuple[str, ...] = FLAGS) -> Path:
@@ -172,18 +173,12 @@ def cache_folder() -> Path:
 
 def _kept(folder: Path, name: str) -> Path | None:
     """Return the path of the library `name` in the folder; None if it is missing or damaged."""
-    return next(
-        (path for path in folder.glob(f"{name}-*.so") if path.stem == f"{name}-{_hash(path.read_bytes())}"), None
-    )
+    return next((so for so in folder.glob(f"{name}-*.so") if so.stem == f"{name}-{_hash(so.read_bytes())}"), None)
 
 
-def _keep(folder: Path, name: str, source: Path, found: str) -> Path:
-    """Compile a library and move it into the folder in one atomic operation."""
-    with tempfile.TemporaryDirectory(
-        prefix="baguakit-"
-    ) as temporary:  # the compiler does not see this process's handle
-        made = build(source, Path(temporary, "library.so"), found)
-        unfinished = shutil.copyfile(made, folder / f"unfinished-{name}-{os.getpid()}")
+def _keep(made: Path, folder: Path, name: str) -> Path:
+    """Move a library into the folder in one atomic operation; return its path there."""
+    unfinished = shutil.copyfile(made, folder / f"unfinished-{name}-{os.getpid()}")
     for broken in folder.glob(f"{name}-*.so"):
         broken.unlink()
     return unfinished.replace(folder / f"{name}-{_hash(unfinished.read_bytes())}.so")

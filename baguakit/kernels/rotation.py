@@ -11,8 +11,7 @@ can add rotated blocks, and decoding needs no key.
 H is applied in m steps. Step d = 0, 1, … m − 1 replaces two values a and b that are 2ᵈ positions apart by a + b and
 a − b. The factors are powers of two. In both directions a factor below one comes before the first step, so that no sum
 overflows or becomes NaN. Only the last product, with 2ᵐ⁺¹, can make a finite value infinite, and only a value that
-differs from the largest fp32 by less than the error of its block. `gpu.py` and
-`cpu.c` do the same.
+differs from the largest fp32 by less than the error of its block. `gpu.py` and `blockwise/cpu.c` do the same.
 """
 
 from functools import lru_cache

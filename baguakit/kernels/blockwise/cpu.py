@@ -15,7 +15,6 @@ from .format import PLANES, Format
 from .uniform import SPACINGS, UniformFormat
 
 BLOCKS = tuple(1 << power for power in range(6, 14))
-DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # in the order of common.h
 
 
 class Form(ctypes.Structure):
@@ -97,7 +96,7 @@ def _run(
         if tensor is not None:
             setattr(call, name, tensor.data_ptr())
     if (values := tensors.get("values")) is not None:
-        call.dtype = DTYPES.index(values.dtype)
+        call.dtype = cpu.DTYPES.index(values.dtype)
     if key is not None:
         call.drawn, call.seed[:] = True, seed_words(key)
     cpu.call("blockwise", operation, ctypes.byref(form), ctypes.byref(call), cpu.threads(rows * n))
