@@ -18,7 +18,7 @@ from .screen import Table, say
 ROWS = 8  # packed rows that are averaged
 RATIO = 0.01  # what top-k keeps
 CHECKED = (1 << 18) + 5  # values on which results are compared with the definition's
-TIMED = {"cpu": 1 << 22, "cuda": 1 << 26}  # values
+TIMED = {"cpu": 1 << 22, "cuda": 1 << 25}  # values
 SECONDS = 0.5  # of readings, for each operation
 STEPS = {"sgd_step_": (1, {"lr": 1e-3, "momentum": 0.9}), "adamw_step_": (2, {"lr": 1e-3})}  # states, options
 Work = Callable[[], Sequence[Tensor]]
