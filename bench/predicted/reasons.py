@@ -9,8 +9,8 @@ SPREADS = "eight codes are shifted, masked, scaled and added for each value"
 # By beginnings of "family: name, dtype".
 REASONS = {
     "Float8(): compress, residual, stochastic": DRAWS,
+    "Float8(): compress, fp32": "fifteen integer instructions a value, which come after a program's loads",
     "Float8(): compress, bf16": "three bytes a value: rounding by integers takes fifteen instructions",
-    "Float8(): add 2 rows, bf16": "six bytes a value: codes become fp32 by integers, and few warps hide their waiting",
     "Float8(): average 8 rows": "nine conversions by integers for each value of nine bytes",
     "MinMaxUInt8(): compress, residual, stochastic": DRAWS,
     "Sign(): compress, bf16": "two bytes a value: adding up magnitudes as integers, and joining eight signs in a byte",
