@@ -11,33 +11,19 @@ enum { WIDEST = 8192, SLACK = 64, AT_ONCE = 8, AHEAD = 1024, LEAST = 64, SPAN = 
 /* Vectors of the machine. Compilers take these two operations only as intrinsics: bytes widened, and a table read. */
 #ifdef __AVX512F__
 enum { LANES = 16 };
-#define EACH(F, d) F4(F, d, 0), F4(F, d, 4), F4(F, d, 8), F4(F, d, 12)
 #define WIDENED(bytes) (places)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)(bytes)))
 #define LOOK_UP(table, at) (lanes)_mm512_permutexvar_ps((__m512i)(at), (__m512)(table))
 #elif defined __AVX2__
 enum { LANES = 8 };
-#define EACH(F, d) F4(F, d, 0), F4(F, d, 4)
 #define WIDENED(bytes) (places)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)(bytes)))
 #else
 enum { LANES = 4 };
-#define EACH(F, d) F4(F, d, 0)
 #define WIDENED(bytes) (places){(bytes)[0], (bytes)[1], (bytes)[2], (bytes)[3]}
 #endif
-#define F4(F, d, i) F(i, d), F((i) + 1, d), F((i) + 2, d), F((i) + 3, d)
-#define FLIPPED(i, d) ((i) ^ (d))
-#define SIGN(i, d) ((i) & (d) ? INT32_MIN : 0)
-#define MASKED(i, d) ((i) & (d))
-
 #define APART static __attribute__((noinline)) /* registers and compile time for itself */
 
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t places __attribute__((vector_size(4 * LANES)));
-
-#ifdef __clang__
-#define FLIP(v, d) __builtin_shufflevector(v, v, EACH(FLIPPED, d))
-#else
-#define FLIP(v, d) __builtin_shuffle(v, (places){EACH(FLIPPED, d)})
-#endif
 
 typedef struct {
     int32_t float8, bits, wide, padded, rotated;
@@ -69,25 +55,22 @@ INLINE int is_centred(const Form *f, int drawn)
 
 /* ---- rotation: rotation.py ---- */
 
-#define BUTTERFLY(v, d) (FLIP(v, d) + (lanes)((places)v ^ (places){EACH(SIGN, d)}))
-
-APART void hadamard(float *x, i64 width)
+INLINE void butterflies(float *x, i64 width, i64 d)
 {
-    for (i64 i = 0; i < width; i += LANES) {
-        lanes v;
-        memcpy(&v, x + i, sizeof v);
-        v = BUTTERFLY(v, 1);
-        v = BUTTERFLY(v, 2);
-        if (LANES > 4) v = BUTTERFLY(v, 4 % LANES);
-        if (LANES > 8) v = BUTTERFLY(v, 8 % LANES);
-        memcpy(x + i, &v, sizeof v);
-    }
-    for (i64 d = LANES; d < width; d *= 2)
-        for (i64 i = 0; i < width; i += 2 * d)
-            for (i64 j = i; j < i + d; j++) {
-                float a = x[j], b = x[j + d];
-                x[j] = a + b, x[j + d] = a - b;
-            }
+    for (i64 i = 0; i < width / (2 * d); i++)
+        for (i64 k = 2 * d * i; k < 2 * d * i + d; k++) {
+            float a = x[k], b = x[k + d];
+            x[k] = a + b, x[k + d] = a - b;
+        }
+}
+
+INLINE void hadamard(float *x, i64 width)
+{
+    butterflies(x, width, 1); /* compilers vectorise these by shuffles of known distances */
+    butterflies(x, width, 2);
+    butterflies(x, width, 4);
+    butterflies(x, width, 8);
+    for (i64 d = 16; d < width; d *= 2) butterflies(x, width, d);
 }
 
 APART void rotate(const Form *f, const float *x, float *out)
@@ -107,17 +90,15 @@ APART void restore(const Form *f, float *x)
 
 /* ---- grids: uniform.py and float8.py ---- */
 
-/* A block's numbers as integers, in the order of the numbers: compilers may reorder these, and NaN are outermost. */
-INLINE float lowest_and_highest(const float *x, i64 n, float *high)
+INLINE float bf16_above(float x) { return float_of((bits_of(x) + 0xffff) & 0xffff0000u); }
+
+INLINE float mean_magnitude(const float *x, i64 n, float size)
 {
-    int32_t least = INT32_MAX, most = INT32_MIN;
-    for (i64 i = 0; i < n; i++) {
-        int32_t u = (int32_t)bits_of(x[i]), k = u ^ (u >> 31 & INT32_MAX);
-        least = k < least ? k : least;
-        most = k > most ? k : most;
-    }
-    *high = float_of((uint32_t)(most ^ (most >> 31 & INT32_MAX)));
-    return float_of((uint32_t)(least ^ (least >> 31 & INT32_MAX)));
+    int32_t field = (int32_t)(bits_of(size) >> 23), total = 0;
+    field = field < 30 ? 30 : field;
+    float unit = float_of((uint32_t)(field - 16) << 23), units = float_of((uint32_t)(270 - field) << 23);
+    for (i64 i = 0; i < n; i++) total += (int32_t)(fabsf(x[i]) * units);
+    return (float)total / (float)n * unit;
 }
 
 INLINE float largest_magnitude(const float *x, i64 n)
@@ -130,45 +111,35 @@ INLINE float largest_magnitude(const float *x, i64 n)
     return float_of((uint32_t)most);
 }
 
-INLINE float bf16_above(float x) { return float_of((bits_of(x) + 0xffff) & 0xffff0000u); }
-
-INLINE float mean_magnitude(const float *x, i64 n, float size)
-{
-    int32_t field = (int32_t)(bits_of(size) >> 23), total = 0;
-    field = field < 30 ? 30 : field;
-    float unit = float_of((uint32_t)(field - 16) << 23), units = float_of((uint32_t)(270 - field) << 23);
-    for (i64 i = 0; i < n; i++) total += (int32_t)(fabsf(x[i]) * units);
-    return (float)total / (float)n * unit;
-}
-
-INLINE Grid measure_float8(const Form *f, float size)
-{
-    int32_t field = (int32_t)((bits_of(size) + 0x7fffff - 0x600000) >> 23) - f->exponent;
-    int32_t low = 1 + f->m - f->e, high = 254 - f->exponent;
-    field = field < low ? low : field > high ? high : field;
-    return (Grid){float_of((uint32_t)field << 23), float_of((uint32_t)(254 - field) << 23), 0, (uint32_t)field};
-}
+INLINE float float_in_order(int32_t k) { return float_of((uint32_t)(k ^ (k >> 31 & INT32_MAX))); }
 
 APART Grid measure(const Form *f, const float *x, i64 n, int drawn)
 {
-    const Grid broken = {NAN, NAN, 0, 255};
     const float top = (float)((1 << f->bits) - 1);
     if (f->float8 || is_centred(f, drawn)) {
         float size = largest_magnitude(x, n);
-        if (size - size != 0) return broken;
-        if (f->float8) return measure_float8(f, size);
+        if (size - size != 0) return (Grid){NAN, NAN, 0, 255};
+        if (f->float8) {
+            int32_t field = (int32_t)((bits_of(size) + 0x7fffff - 0x600000) >> 23) - f->exponent;
+            int32_t first = 1 + f->m - f->e, last = 254 - f->exponent;
+            field = field < first ? first : field > last ? last : field;
+            return (Grid){float_of((uint32_t)field << 23), float_of((uint32_t)(254 - field) << 23), 0, (uint32_t)field};
+        }
         if (!drawn) size = mean_magnitude(x, n, size);
         if (size == 0) return (Grid){0, 0, -top * f->unit, 0};
         float step = bf16_above(smaller(larger(size * (drawn ? 2.0f : f->spacing), SMALLEST), 0x1p127f));
         return (Grid){step, 1 / step, -top * f->unit, 0};
     }
-    float high, low = lowest_and_highest(x, n, &high), spread = high * 0.5f - low * 0.5f;
-    if (spread - spread != 0) return broken;
-    float step = larger(spread / ((top - (float)drawn) / 2), SMALLEST);
-    if (!f->wide) {
-        float reach = larger(fabsf(low), fabsf(high)) / (32760.0f * f->unit);
-        step = bf16_above(smaller(larger(reach, step), 0x1.fep127f));
+    int32_t least = INT32_MAX, most = INT32_MIN; /* in the order of the numbers, as integers: NaN are outermost */
+    for (i64 i = 0; i < n; i++) {
+        int32_t u = (int32_t)bits_of(x[i]), k = u ^ (u >> 31 & INT32_MAX);
+        least = k < least ? k : least;
+        most = k > most ? k : most;
     }
+    const float low = float_in_order(least), high = float_in_order(most), spread = high * 0.5f - low * 0.5f;
+    if (spread - spread != 0) return (Grid){NAN, NAN, 0, 255};
+    float step = larger(spread / ((top - (float)drawn) / 2), SMALLEST);
+    if (!f->wide) step = bf16_above(smaller(larger(larger(fabsf(low), fabsf(high)) / (32760.0f * f->unit), step), 0x1.fep127f));
     float scale = 1 / step, level = low * scale;
     if (fabsf(level) < SMALLEST) level = 0;
     if (f->wide && low == high && high != 0) return (Grid){high, 0, 1, 0};
@@ -312,7 +283,9 @@ INLINE void set_row(Row *r, const Form *f, Grid g, const uint8_t *codes, float w
         r->unit = (int32_t)(broken ? 0x3f800000 : bits_of(g.step)) + (f->e - 1) * (1 << 23);
         if (broken) r->weight = NAN;
     } else if (f->bits <= 4) {
-        const places at = {EACH(MASKED, 15)};
+        static const int32_t counting[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        places at;
+        memcpy(&at, counting, sizeof at);
         r->table = (__builtin_convertvector(at & ((1 << f->bits) - 1), lanes) + g.bottom) * g.step * weight;
     }
 }
@@ -448,11 +421,8 @@ INLINE float *copied(float *buffer, const float *x, i64 n, i64 count)
     return buffer;
 }
 
-static void compress_span(const void *call, i64 job)
+static void compress_span(const Call *c, const Form *f, Span s)
 {
-    const Call *c = call;
-    const Form *f = c->form;
-    const Span s = span_of(f, job);
     float values[WIDEST + SLACK], turned[WIDEST + SLACK], *residual = c->residual ? c->residual + s.at : NULL;
     uint8_t *row = c->sent + s.r * f->row;
     const float *x = load(c->values, c->dtype, s.at, s.n, values);
@@ -469,43 +439,33 @@ static void compress_span(const void *call, i64 job)
     for (i64 i = 0; residual && i < s.n; i++) residual[i] = x[i] - turned[i];
 }
 
-/* Return whether values, which were stored, are finite in their dtype. */
-INLINE int all_finite(const void *x, int dtype, i64 at, i64 n, const float *values)
-{
-    const uint16_t top = dtype == BF16 ? 0x7f80 : 0x7c00, *half = (const uint16_t *)x + at;
-    int broken = 0;
-    if (dtype == FP32 || dtype == FP64)
-        for (i64 i = 0; i < n; i++) broken |= (bits_of(values[i]) & INT32_MAX) >= 0x7f800000;
-    else
-        for (i64 i = 0; i < n; i++) broken |= (half[i] & top) == top;
-    return !broken;
-}
-
 /* Return where to compute values of `c->values`: there, or in a buffer. */
 INLINE float *place_of(const Call *c, Span s, float *buffer)
 {
-    return c->dtype == FP32 && s.n == s.all && !(s.n & (SLACK - 1)) ? (float *)c->values + s.at : buffer;
+    if (c->dtype != FP32 || s.n < s.all || s.n & (SLACK - 1)) return buffer;
+    float *values = (float *)c->values + s.at;
+    if (c->form->bits < 8 || c->weights) /* caches do not guess what comes after stripes, or is also read */
+        for (i64 i = 0; i < s.n; i += 16) __builtin_prefetch(values + s.n + i, 1);
+    return values;
 }
 
-static void decompress_span(const void *call, i64 job)
+static void decompress_span(const Call *c, const Form *f, Span s)
 {
-    const Call *c = call;
-    const Form *f = c->form;
-    const Span s = span_of(f, job);
     float space[WIDEST + SLACK], *values = place_of(c, s, space);
     EACH_BLOCK(f, s) {
         add_rows(f, c->packed + s.r * f->row, 1, NULL, n, b, NOTHING, values + j);
         if (f->rotated) restore(f, values + j);
     }
     if (values == space) store(c->values, c->dtype, s.at, s.n, values);
-    if (c->ok && !all_finite(c->values, c->dtype, s.at, s.n, values)) __atomic_store_n(c->ok, 0, __ATOMIC_RELAXED);
+    if (!c->ok) return;
+    const float *kept = load(c->values, c->dtype, s.at, s.n, space); /* in their dtype they may be infinite */
+    uint32_t carried = 0; /* into the sign, from exponents that are all ones */
+    for (i64 i = 0; i < s.n; i++) carried |= (bits_of(kept[i]) & INT32_MAX) + 0x800000;
+    if (carried >> 31) __atomic_store_n(c->ok, 0, __ATOMIC_RELAXED);
 }
 
-static void add_span(const void *call, i64 job)
+static void add_span(const Call *c, const Form *f, Span s)
 {
-    const Call *c = call;
-    const Form *f = c->form;
-    const Span s = span_of(f, job);
     float space[WIDEST + SLACK], turned[WIDEST + SLACK], *values = place_of(c, s, space);
     if (values == space) copied(space, load(c->values, c->dtype, s.at, s.n, space), s.n, rounded_up(s.all));
     float *sums = f->rotated ? turned : values;
@@ -517,11 +477,8 @@ static void add_span(const void *call, i64 job)
     if (values == space) store(c->values, c->dtype, s.at, s.n, values);
 }
 
-static void reduce_span(const void *call, i64 job)
+static void reduce_span(const Call *c, const Form *f, Span s)
 {
-    const Call *c = call;
-    const Form *f = c->form;
-    const Span s = span_of(f, job);
     const float count = (float)c->rows;
     float mean[WIDEST + SLACK], values[WIDEST + SLACK];
     EACH_BLOCK(f, s) add_rows(f, c->packed, c->rows, NULL, n, b, ZERO, mean + j);
@@ -537,14 +494,22 @@ static void reduce_span(const void *call, i64 job)
 
 /* ---- what Python calls ---- */
 
-INLINE void run(Job *job, const Form *f, const Call *given, i64 rows, i64 threads)
+typedef struct { Call call; void (*work)(const Call *, const Form *, Span); } Work;
+
+static void work_on(const void *given, i64 job)
 {
-    Call c = *given;
-    c.form = f;
-    parallel(job, &c, rows * spans_per_row(f), threads);
+    const Work *w = given;
+    w->work(&w->call, w->call.form, span_of(w->call.form, job));
 }
 
-void compress(const Form *f, const Call *c, i64 threads) { run(compress_span, f, c, c->rows, threads); }
-void decompress(const Form *f, const Call *c, i64 threads) { run(decompress_span, f, c, c->rows, threads); }
-void add(const Form *f, const Call *c, i64 threads) { run(add_span, f, c, 1, threads); }
-void reduce(const Form *f, const Call *c, i64 threads) { run(reduce_span, f, c, 1, threads); }
+static void run(const Form *f, const Call *c, i64 rows, void (*work)(const Call *, const Form *, Span), i64 threads)
+{
+    Work w = {*c, work};
+    w.call.form = f;
+    parallel(work_on, &w, rows * spans_per_row(f), threads);
+}
+
+void compress(const Form *f, const Call *c, i64 threads) { run(f, c, c->rows, compress_span, threads); }
+void decompress(const Form *f, const Call *c, i64 threads) { run(f, c, c->rows, decompress_span, threads); }
+void add(const Form *f, const Call *c, i64 threads) { run(f, c, 1, add_span, threads); }
+void reduce(const Form *f, const Call *c, i64 threads) { run(f, c, 1, reduce_span, threads); }
