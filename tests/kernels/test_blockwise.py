@@ -173,6 +173,20 @@ def test_kernels_equal_the_definition(name, dtype, key, kernels_of):
     assert torch.equal(kernel.reduce(kernel_packed, n, block, None, key).cpu(), sent)
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's: sums that are dropped may overflow
+@every
+@pytest.mark.parametrize("rows", [1, 3, 8, 17])
+def test_averages_of_rows_of_any_scale_equal_the_definition(name, rows, device):
+    """Sums of rows of one scale do not round in fp32, and kernels may then add them as they like; others round."""
+    form, _, block = FORMATS[name]
+    codec, kernel, n = definition(form), kernels(form), 2048
+    x = torch.randn(rows, n, generator=torch.Generator().manual_seed(rows))
+    row = torch.arange(rows).unsqueeze(1)
+    for scale in (1.0, 2.0**-row, 2.0 ** (-3 * row), 2.0 ** (20 * (row % 2)), 1e-36, 1e37, 0.0, (row % 3 == 0).float()):
+        packed = codec.compress(x * scale + (1000.0 if rows == 3 else 0.0), block)
+        assert torch.equal(kernel.reduce(packed.to(device), n, block).cpu(), codec.reduce(packed, n, block))
+
+
 @every
 def test_kernels_of_several_warps_equal_the_definition(name, kernels_of):
     kernels, device = kernels_of

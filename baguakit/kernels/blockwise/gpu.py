@@ -10,6 +10,8 @@ A kernel takes a format as three functions and two constants. The header of a bl
     ENCODE(x, word, scale, draw, FORM) -> codes (width, blocks) as uint8
     DECODE(codes, word, FORM) -> values
 
+Formats of 1, 2 and 4 bits have one more function, for the sum of rows in whole tiles (`uniform_gpu.py`).
+
 `inside` is a mask of the values that exist, and `width` is their number; all other values are 0. `draw` is None to
 round to nearest. WORD is the dtype of a word. FORM has the bits of a code, whether the last block is padded, whether
 blocks are rotated, and further numbers that the functions need.
@@ -77,6 +79,15 @@ def bytes_at(row_ptr, n, block, PLANE, FORM, BLOCK, WIDTH):
 def load_plane(row_ptr, n, block, PLANE, FORM, BLOCK, MASKED, WIDTH):
     at, some = bytes_at(row_ptr, n, block, PLANE, FORM, BLOCK, WIDTH)
     return split(load(at, some if MASKED else None), PLANE) << (FORM[BITS] & -(2 * PLANE))
+
+
+@triton.jit
+def words_at(row_ptr, block, FORM, BLOCK, WIDTH):
+    """Return pointers to the codes of whole blocks, 32 bits at a time."""
+    WORDS: tl.constexpr = BLOCK * FORM[BITS] // 32
+    HELD: tl.constexpr = max(min(WIDTH, 4 * FORM[BITS]), 4)  # bytes of a thread, as in `bytes_at`
+    at = row_ptr.to(tl.pointer_type(tl.uint32)) + (block[None, :] * WORDS + tl.arange(0, WORDS)[:, None])
+    return tl.multiple_of(at, [HELD, HELD])
 
 
 @triton.jit
@@ -208,28 +219,45 @@ def add_kernel(
     store(out_at, total, inside if MASKED else None)
 
 
+@triton.jit
+def add_one_by_one(
+    packed_ptr, rows, row_bytes, header_at, n, block, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH
+):  # fmt: skip
+    total = tl.zeros((BLOCK, BLOCKS), tl.float32)
+    for _ in tl.range(rows, loop_unroll_factor=1 if MASKED else 4):
+        total += load_values(packed_ptr, header_at, n, block, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
+        packed_ptr += row_bytes
+    return total
+
+
 @triton.jit(
     do_not_specialize=["rows", "n", "first", "tiles", "seed", "seed_high"],
     do_not_specialize_on_alignment=["packed_ptr", "ok_ptr"],
 )
 def reduce_kernel(
     sent_ptr, residual_ptr, packed_ptr, ok_ptr, rows, signs_ptr, row_bytes, header_at, n, first, tiles, seed, seed_high,
-    MEASURE: tl.constexpr, ENCODE: tl.constexpr, DECODE: tl.constexpr, WORD: tl.constexpr, FORM: tl.constexpr,
-    DRAWN: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MASKED: tl.constexpr, WIDTH: tl.constexpr,
-    NARROW: tl.constexpr,
+    ADD_UP: tl.constexpr, MEASURE: tl.constexpr, ENCODE: tl.constexpr, DECODE: tl.constexpr, WORD: tl.constexpr,
+    FORM: tl.constexpr, DRAWN: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MASKED: tl.constexpr,
+    WIDTH: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
     if ok_ptr is not None:
         tl.store(ok_ptr, 1, first + tl.program_id(0) == 0)
     block, at, inside = locate(first + tl.program_id(0), n, FORM, BLOCK, BLOCKS, MASKED)
-    total, count = tl.zeros((BLOCK, BLOCKS), tl.float32), 0.0
-    for _ in tl.range(rows, loop_unroll_factor=1 if MASKED else 4):
-        total += load_values(packed_ptr, header_at, n, block, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
-        packed_ptr += row_bytes
-        count += 1
-    if (rows & (rows - 1)) == 0:  # by a power of two, the product is the quotient
-        mean = total * tl.div_rn(tl.full((1, 1), 1.0, tl.float32), count)
+    one = tl.full((1,), 1.0, tl.float32)
+    count, even = one * rows, (rows & (rows - 1)) == 0
+    factor = tl.where(even, tl.div_rn(one, count), one)  # by a power of two, the product is the quotient
+    if ADD_UP is None:
+        mean = factor * add_one_by_one(
+            packed_ptr, rows, row_bytes, header_at, n, block, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH
+        )
     else:
-        mean = tl.div_rn(total, count)
+        mean, exact = ADD_UP(packed_ptr, rows, factor, row_bytes, header_at, block, FORM, BLOCK, WIDTH)
+        if not exact:
+            mean = factor * add_one_by_one(
+                packed_ptr, rows, row_bytes, header_at, n, block, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH
+            )
+    if not even:
+        mean = tl.div_rn(mean, count)
     if MASKED and not FORM[PADDED]:
         mean = tl.where(inside, mean, 0.0)  # code 0 need not mean 0
     values = store_values(
@@ -242,8 +270,8 @@ def reduce_kernel(
         store(residual_at, load(residual_at, inside if MASKED else None) + lost * count, inside if MASKED else None)
 
 
-# The functions below launch the operations of `definition.py`, with the same arguments. They turn off fused
-# multiply-adds, which would round once where the definition rounds twice.
+# The functions below launch the operations of `definition.py`, with the same arguments. They let the compiler fuse no
+# multiplication with an addition, which would round once where the definition rounds twice.
 
 # TILES is the number of values of a tile. A warp takes WARP values, so that each thread has eight 16-byte loads of fp32
 # in flight. Kernels that compute the range of a block have one warp, so that blocks of up to 1024 values wait for no
@@ -312,6 +340,7 @@ def options_of(kernel: Any, format: Format, block: int, itemsize: int, masked: b
     module, tile = twin_of(format), tile_of(kernel, format, block)
     form = format.bits, format.padded, format.rotated, *format.numbers
     device = {"MEASURE": module.measure, "ENCODE": module.encode, "DECODE": module.decode, "FORM": form}
+    device["ADD_UP"] = module.add_up if format.bits in (1, 2, 4) and not masked else None
     device |= {"WORD": WORDS[format.header_bytes], "BLOCK": block, "BLOCKS": tile // block, "MASKED": masked}
     width = min(16 // itemsize, 4 * PLANES[format.bits][0])  # a thread's part of what a warp of 32 holds
     # Masked values move one by one. A row begins at a multiple of the stride, which limits the alignment of the row.

@@ -7,10 +7,11 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
 from ..gpu import INTERPRETED
-from .gpu import BITS, ROTATED
+from .gpu import BITS, ROTATED, word_of, words_at
 
 SMALLEST, NAN, INFINITY = tl.constexpr(2.0**-126), tl.constexpr(float("nan")), tl.constexpr(float("inf"))
 REACH, LARGEST, LARGEST_BF16 = tl.constexpr(32760.0), tl.constexpr(2.0**127), tl.constexpr(255 * 2.0**120)
+RAISED = tl.constexpr(2.0**104)  # times a subnormal number it is normal
 INFINITY_BITS = tl.constexpr(0x7F800000)
 TWO, THREE = tl.constexpr(1.2479), tl.constexpr(0.7344)  # spacings
 
@@ -105,10 +106,14 @@ def encode(x, word, scale, draw, FORM):
             level += 0.5  # what is clamped is not negative: the conversion rounds down
         else:
             level = tl.floor(level + 0.5)
-        if not ABOUT_ZERO:
-            level -= parts_of(word, FORM)[1][None, :]
         if INTERPRETED:  # whose maximum is NaN where one is
             level = tl.where(level == level, level, 0.0)
+        if draw is None and not ABOUT_ZERO and not (FORM[BITS] == 8 and not FORM[ROTATED]):
+            # Integers: a GPU rounds as it converts, and subtracts as it clamps. No value is below the bottom.
+            bottom = (word.to(tl.int32, bitcast=True) >> (17 if FORM[ROTATED] else 16))[None, :]
+            return tl.minimum(level.to(tl.int32) - bottom, TOP).to(tl.uint8)
+        if not ABOUT_ZERO:
+            level -= parts_of(word, FORM)[1][None, :]
         return tl.minimum(tl.maximum(level, 0.0), TOP).to(tl.uint8)
 
 
@@ -126,6 +131,82 @@ def decode(codes, word, FORM):
         shifted = ((codes.to(tl.uint32) << 1) | 0x4A800000) if HALVES else (codes.to(tl.uint32) | 0x4B000000)
         origin = bottom - (4194304.0 if HALVES else 8388608.0)
         return (shifted.to(tl.float32, bitcast=True) + origin[None, :]) * step[None, :]
+
+
+# The sum of rows, two instructions for each code. The bits of a word of codes, masked where they are, are a subnormal
+# number in fp32: code * 2^(place - 149). Its product with a step is exact, so a fused multiply-add rounds only the sum;
+# and no sum of a block rounds if its rows' steps are close enough. Bottoms can then be added last.
+
+
+@triton.jit
+def add_up(packed_ptr, rows, factor, row_bytes, header_at, block, FORM, BLOCK, WIDTH):
+    """Return the sum of rows of whole blocks times `factor`, a power of two; and whether none of its sums rounds."""
+    PLANE: tl.constexpr = FORM[BITS]
+    WORDS: tl.constexpr = BLOCK * PLANE // 32
+    BLOCKS: tl.constexpr = block.shape[0]
+    unit, scale, base, exact = units_of(packed_ptr, rows, row_bytes, header_at, block, FORM)
+    place = tl.arange(0, 32 // PLANE)[:, None, None] * PLANE
+    far = place > 23 - PLANE  # beyond the mantissa
+    place = tl.where(far, place - 16, place)
+    mask = ((1 << PLANE) - 1 << place).to(tl.uint32)
+    total = tl.zeros((32 // PLANE, WORDS, BLOCKS), tl.float32)
+    for _ in tl.range(rows, loop_unroll_factor=4):
+        word = tl.load(word_of(packed_ptr, header_at, block, tl.uint32))
+        step = ((word << 16).to(tl.float32, bitcast=True) * scale * RAISED)[None, None, :]
+        codes = tl.reshape(tl.load(words_at(packed_ptr, block, FORM, BLOCK, WIDTH)), (1, WORDS, BLOCKS))
+        codes = tl.where(far, codes >> 16, codes) & mask
+        total = tl.fma(codes.to(tl.float32, bitcast=True), step, total)
+        packed_ptr += row_bytes
+    lowered = ((127 + 149 - 104 - place) << 23).to(tl.float32, bitcast=True)
+    total = tl.fma(total, (unit * factor)[None, None, :] * lowered, (base * factor)[None, None, :])
+    total = tl.permute(tl.reshape(total, (4, 8 // PLANE, WORDS, BLOCKS)), (1, 2, 0, 3))
+    return tl.reshape(total, (BLOCK, BLOCKS)), exact
+
+
+@triton.jit
+def units_of(packed_ptr, rows, row_bytes, header_at, block, FORM):
+    """Return each block's unit, its inverse, the sum of bottoms times steps; and whether no sum of a block rounds.
+
+    The unit is a power of two that divides all steps; 2^66 at most. Sums do not round if they are below 2^23 units.
+    """
+    word = words_of(packed_ptr, 0, rows, row_bytes, header_at, block)
+    least = least_of(word)
+    for first in tl.range(8, rows, 8):
+        least = tl.minimum(least, least_of(words_of(packed_ptr, first, rows, row_bytes, header_at, block)))
+    field = tl.minimum(tl.maximum((least >> 23).to(tl.int32) - 7, 1), 193)  # 2^66: so that no factor is infinite
+    unit, scale = (field << 23).to(tl.float32, bitcast=True), ((254 - field) << 23).to(tl.float32, bitcast=True)
+    base, reach = reach_of(word, scale, FORM)
+    for first in tl.range(8, rows, 8):
+        more, further = reach_of(words_of(packed_ptr, first, rows, row_bytes, header_at, block), scale, FORM)
+        base += more
+        reach += further
+    exact = tl.max((~(reach < 8388608.0)).to(tl.int32)) == 0
+    return unit, scale, base * unit * (0.5 if FORM[ROTATED] or FORM[BITS] == 1 else 1.0), exact
+
+
+@triton.jit
+def least_of(word):
+    """Return the bits of each block's least step that is not zero."""
+    step = word << 16
+    return tl.min(tl.where(step == 0, INFINITY_BITS, step), 0)
+
+
+@triton.jit
+def reach_of(word, scale, FORM):
+    """Return each block's sum of bottoms times steps in units, and a bound of the sum of rows, or infinity."""
+    SPAN: tl.constexpr = ((1 << FORM[BITS]) - 1) * (2 if FORM[ROTATED] or FORM[BITS] == 1 else 1)  # of all codes
+    step = (word << 16).to(tl.float32, bitcast=True) * scale[None, :]
+    bottom = (word.to(tl.int32, bitcast=True) >> 16).to(tl.float32)
+    most = tl.maximum(tl.abs(bottom), tl.abs(bottom + SPAN)) * tl.abs(step)
+    return tl.sum(bottom * step, 0), tl.sum(tl.where(tl.floor(step) == step, most, INFINITY), 0)
+
+
+@triton.jit
+def words_of(packed_ptr, first, rows, row_bytes, header_at, block):
+    """Return the headers (8, blocks) of eight rows; 0 where there are fewer."""
+    row = first + tl.arange(0, 8)[:, None]
+    row_ptr = packed_ptr + row.to(tl.int64) * row_bytes
+    return tl.load(word_of(row_ptr, header_at, block[None, :], tl.uint32), row < rows, 0)
 
 
 @triton.jit
