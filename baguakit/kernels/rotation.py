@@ -21,8 +21,6 @@ from torch import Tensor
 
 from . import noise
 
-STEPS = 3  # taken at once, so that fewer tensors are made
-
 
 @lru_cache(maxsize=64)
 def signs_of(width: int, device: torch.device) -> Tensor:
@@ -44,18 +42,8 @@ def restore(x: Tensor, signs: Tensor) -> Tensor:
 
 
 def _transformed(x: Tensor) -> Tensor:
-    """Return H x for each block. Blocks are transposed to columns and back, so that additions take contiguous rows."""
-    blocks = x.reshape(-1, x.shape[-1])
-    columns = blocks.t().contiguous()
-    left = x.shape[-1].bit_length() - 1
-    while left:
-        steps = min(left, STEPS)
-        left -= steps
-        parts = columns.view(1 << left, 1 << steps, -1).unbind(1)
-        for distance in (1 << step for step in range(steps)):
-            parts = tuple(
-                parts[i - distance] - part if i & distance else part + parts[i + distance]
-                for i, part in enumerate(parts)
-            )
-        columns = torch.stack(parts, 1)
-    return columns.view(blocks.shape[::-1]).t().reshape(x.shape)
+    """Return H x for each block (…, width)."""
+    for step in range(x.shape[-1].bit_length() - 1):
+        a, b = x.unflatten(-1, (-1, 2, 1 << step)).unbind(-2)
+        x = torch.stack([a + b, a - b], -2).flatten(-3)
+    return x
