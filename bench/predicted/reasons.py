@@ -5,7 +5,7 @@ from typing import Any
 TARGET = 0.9
 DRAWS = "draws: two rounds of an integer hash for each value, fixed by the format's definition"
 ROTATES = "rotates blocks: an addition for each value and doubling of the block, and exchanges through shared memory"
-SPREADS = "eight codes are shifted, masked, scaled and added for each value"
+SPREADS = "two instructions for each of eight codes, and the range, rounding and joining of their average"
 # By beginnings of "family: name, dtype".
 REASONS = {
     "Float8(): compress, residual, stochastic": DRAWS,
@@ -14,7 +14,7 @@ REASONS = {
     "Float8(): average 8 rows": "nine conversions by integers for each value of nine bytes",
     "MinMaxUInt8(): compress, residual, stochastic": DRAWS,
     "Sign(): compress, bf16": "two bytes a value: adding up magnitudes as integers, and joining eight signs in a byte",
-    "Sign(): average 8 rows": "eight signs are spread to fp32 and added",
+    "Sign(): average 8 rows": SPREADS,
     "UInt4(): compress, residual, stochastic": DRAWS,
     "UInt4(): compress, bf16": "two and a half bytes a value: range, rounding, and joining two codes across threads",
     "UInt4(): average 8 rows": SPREADS,
