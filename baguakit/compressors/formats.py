@@ -59,6 +59,16 @@ class Blockwise(Compressor):
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
         return operators.reduce(packed, self.form.name, n, self.block, residual, self._drawn(key), None)
 
+    def warm_up(self, device: torch.device | str, dtype: torch.dtype = float32, values: int = PROBE) -> None:
+        super().warm_up(device, dtype, values)
+        if n := probed(device, dtype, values):  # GPUs: the kernels that also find out whether a mean is finite
+            x, ok = torch.zeros(5, n, device=device), torch.empty((), dtype=torch.bool, device=device)
+            packed, drawn = self.compress(x), self._drawn(0)
+            for residual in (None, x[0]):
+                mean = operators.reduce(packed, self.form.name, n, self.block, residual, drawn, ok)
+            for each in dict.fromkeys((float32, dtype)):
+                operators.decompress_(x[:1].to(each), self.form.name, mean, self.block, ok)
+
     def _drawn(self, key: int) -> int | None:
         """Return the key as a signed 64-bit number; None if rounding is not random."""
         return (key + (1 << 63)) % (1 << 64) - (1 << 63) if self.stochastic else None

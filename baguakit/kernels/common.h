@@ -7,6 +7,10 @@
 #include <stdint.h>
 #include <string.h>
 
+#ifdef __FAST_MATH__ /* refused before a library is loaded: it would make the whole process flush subnormals */
+#error "-ffast-math changes results; compile without it"
+#endif
+
 #define INLINE static inline __attribute__((always_inline))
 
 typedef int64_t i64;

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..comm import FLAT, HOSTS, Comm, abort_all
 from ..comm.groups import PatientStore, error_in, host, lazy, next_name, ranks_by_host, store_of
+from ..kernels import cpu
 from ..lanes import CpuLane, Lane, lane
 from ..monitor import LEFT, Collective, Monitor, PeerError, end_with_process, store_gone, store_silent
 from ..primitives.neighbors import is_mean, links
@@ -299,6 +300,8 @@ def warm_up(stages: Sequence[Stage], tensors: Sequence[Tensor], channel: Channel
     """
     if channel.comm.size > 1:
         with channel.monitor.busy("compiling"):
+            if tensors and tensors[0].is_cpu:
+                cpu.functions("mixing")  # what lands in the weights
             for stage, x in product(stages, tensors):
                 for each in stage.whole():
                     each.prepare(x, channel.comm)
