@@ -134,9 +134,9 @@ class Compressor(Doors):
         Compile for `dtype`, and for float32, which residuals and replicas have. On a CPU the code is compiled once for
         all dtypes, lengths and processes of a machine.
         """
-        n = probed(device, dtype, values)
+        n = probed(device, dtype, values)  # on CPUs there is nothing to compile unless a compressor says so itself
         with torch.no_grad():
-            for each in dict.fromkeys((float32, dtype)) if n else ():
+            for each in dict.fromkeys((float32, dtype)) if n == PROBE else ():
                 x = torch.zeros(5, n, dtype=each, device=device)
                 residual = torch.zeros_like(x, dtype=float32)
                 packed = self.compress(x, residual)

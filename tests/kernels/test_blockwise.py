@@ -274,6 +274,7 @@ def everything(codec, x, block, key):
     )
     packed, ok = codec.compress(x, block, lost, key), torch.tensor(True)
     codec.decompress_(values, packed, block, ok)
+    codec.add_(total, packed[:0], torch.empty(0), block)
     codec.add_(total, packed, torch.linspace(-1, 2, rows), block)
     sent = codec.reduce(packed, n, block, mean_lost, key)
     alone = codec.compress(x, block, None, key), codec.reduce(packed, n, block, None, key)

@@ -139,7 +139,8 @@ APART Grid measure(const Form *f, const float *x, i64 n, int drawn)
     const float low = float_in_order(least), high = float_in_order(most), spread = high * 0.5f - low * 0.5f;
     if (spread - spread != 0) return (Grid){NAN, NAN, 0, 255};
     float step = larger(spread / ((top - (float)drawn) / 2), SMALLEST);
-    if (!f->wide) step = bf16_above(smaller(larger(larger(fabsf(low), fabsf(high)) / (32760.0f * f->unit), step), 0x1.fep127f));
+    const float reach = larger(fabsf(low), fabsf(high)) / (32760.0f * f->unit);
+    if (!f->wide) step = bf16_above(smaller(larger(reach, step), 0x1.fep127f));
     float scale = 1 / step, level = low * scale;
     if (fabsf(level) < SMALLEST) level = 0;
     if (f->wide && low == high && high != 0) return (Grid){high, 0, 1, 0};
@@ -358,6 +359,7 @@ APART void add_rows(
     const int whole = !(n & (f->bits == 1 ? 2 * SLACK - 1 : SLACK - 1)); /* stripes are whole vectors */
     const int direct = whole && !(f->bits & (f->bits - 1));              /* else they are split first */
     const int p = direct ? f->bits : 8;
+    if (count == 0) add_8(rows, 0, all, start, out);
     for (i64 r = 0, now; r < count; r += now, start.from = out) {
         now = direct ? least(count - r, AT_ONCE) : 1;
         for (i64 i = 0; i < now; i++) {
