@@ -10,7 +10,7 @@ M_AT, E_AT, TOP_AT = (tl.constexpr(place) for place in range(3, 6))  # of FORM: 
 
 
 @triton.jit
-def measure(x, inside, width, MASKED, DRAWN, FORM):
+def measure(x, inside, width, plain, MASKED, DRAWN, FORM):
     M: tl.constexpr = FORM[M_AT]
     E: tl.constexpr = FORM[E_AT]
     TOP: tl.constexpr = FORM[TOP_AT]

@@ -6,15 +6,16 @@ registers. Full tiles (`tiled` of `kernels/gpu.py`) need no masks.
 
 A kernel takes a format as three functions and two constants. The header of a block is one unsigned integer, its word:
 
-    MEASURE(x, inside, width, MASKED, DRAWN, FORM) -> words and scales (blocks,)
+    MEASURE(x, inside, width, plain, MASKED, DRAWN, FORM) -> words and scales (blocks,)
     ENCODE(x, word, scale, draw, FORM) -> codes (width, blocks) as uint8
     DECODE(codes, word, FORM) -> values
 
 Formats of 1, 2 and 4 bits have one more function, for the sum of rows in whole tiles (`uniform_gpu.py`).
 
-`inside` is a mask of the values that exist, and `width` is their number; all other values are 0. `draw` is None to
-round to nearest. WORD is the dtype of a word. FORM has the bits of a code, whether the last block is padded, whether
-blocks are rotated, and further numbers that the functions need.
+`inside` is a mask of the values that exist, and `width` is their number; all other values are 0. `plain` says whether
+no sum of magnitudes rounds in fp32, and is None where nobody knows. `draw` is None to round to nearest. WORD is the
+dtype of a word. FORM has the bits of a code, whether the last block is padded, whether blocks are rotated, and further
+numbers that the functions need.
 """
 
 from collections.abc import Sequence
@@ -136,13 +137,13 @@ def load_values(row_ptr, header_at, n, block, DECODE, WORD, FORM, BLOCK, MASKED,
 
 @triton.jit
 def store_values(
-    row_ptr, header_at, x, origin, seed, seed_high, n, block, at, inside,
+    row_ptr, header_at, x, plain, origin, seed, seed_high, n, block, at, inside,
     MEASURE, ENCODE, DECODE, WORD, FORM, DRAWN, BLOCK, MASKED, WIDTH,
 ):  # fmt: skip
     """Quantize and store a tile, and return the values that it decodes to."""
     CUT: tl.constexpr = MASKED and not FORM[PADDED]
     width = tl.minimum(tl.maximum(n - block * BLOCK, 1), BLOCK) if CUT else BLOCK
-    word, scale = MEASURE(x, inside, width, CUT, DRAWN, FORM)
+    word, scale = MEASURE(x, inside, width, plain, CUT, DRAWN, FORM)
     codes = ENCODE(x, word, scale, uniform(origin + at, seed, seed_high) if DRAWN else None, FORM)
     if CUT:
         codes = tl.where(inside, codes, 0)
@@ -171,7 +172,7 @@ def compress_kernel(
     x = load(values_at(x_ptr + row * stride, at, WIDTH, NARROW), inside if MASKED else None).to(tl.float32)
     coded = rotate(x, signs_ptr) if FORM[ROTATED] else x
     values = store_values(
-        packed_ptr + row * row_bytes, header_at, coded, row * n, seed, seed_high, n, block, at, inside,
+        packed_ptr + row * row_bytes, header_at, coded, None, row * n, seed, seed_high, n, block, at, inside,
         MEASURE, ENCODE, DECODE, WORD, FORM, DRAWN, BLOCK, MASKED, WIDTH,
     )  # fmt: skip
     if residual_ptr is not None:
@@ -247,11 +248,13 @@ def reduce_kernel(
     count, even = one * rows, (rows & (rows - 1)) == 0
     factor = tl.where(even, tl.div_rn(one, count), one)  # by a power of two, the product is the quotient
     if ADD_UP is None:
+        plain = None
         mean = factor * add_one_by_one(
             packed_ptr, rows, row_bytes, header_at, n, block, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH
         )
     else:
-        mean, exact = ADD_UP(packed_ptr, rows, factor, row_bytes, header_at, block, FORM, BLOCK, WIDTH)
+        mean, exact, plain = ADD_UP(packed_ptr, rows, factor, row_bytes, header_at, block, FORM, BLOCK, WIDTH)
+        plain &= even
         if not exact:
             mean = factor * add_one_by_one(
                 packed_ptr, rows, row_bytes, header_at, n, block, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH
@@ -261,7 +264,7 @@ def reduce_kernel(
     if MASKED and not FORM[PADDED]:
         mean = tl.where(inside, mean, 0.0)  # code 0 need not mean 0
     values = store_values(
-        sent_ptr, header_at, mean, 0, seed, seed_high, n, block, at, inside,
+        sent_ptr, header_at, mean, plain, 0, seed, seed_high, n, block, at, inside,
         MEASURE, ENCODE, DECODE, WORD, FORM, DRAWN, BLOCK, MASKED, WIDTH,
     )  # fmt: skip
     if residual_ptr is not None:

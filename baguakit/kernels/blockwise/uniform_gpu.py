@@ -17,14 +17,20 @@ TWO, THREE = tl.constexpr(1.2479), tl.constexpr(0.7344)  # spacings
 
 
 @triton.jit
-def measure(x, inside, width, MASKED, DRAWN, FORM):
+def measure(x, inside, width, plain, MASKED, DRAWN, FORM):
     TOP: tl.constexpr = (1 << FORM[BITS]) - 1
     WIDE: tl.constexpr = FORM[BITS] == 8 and not FORM[ROTATED]
     if FORM[BITS] == 1 or (FORM[ROTATED] and FORM[BITS] <= 3 and not DRAWN):  # a grid about zero
         if DRAWN:
             size, broken = tl.max(tl.abs(x), 0), tl.max((x - x != 0).to(tl.int32), 0) != 0  # max drops NaN
         else:
-            size, broken = mean_magnitude(x, width, MASKED)
+            if plain is None:
+                size, broken = mean_magnitude(x, width, MASKED)
+            elif plain:  # no sum of magnitudes rounds, and each is a whole multiple of the unit of their mean
+                size = tl.sum(tl.abs(x), 0) * (1.0 / width)
+                broken = size != size
+            else:
+                size, broken = mean_magnitude(x, width, MASKED)
         step = size * (2.0 if DRAWN or FORM[BITS] == 1 else TWO if FORM[BITS] == 2 else THREE)
         step = bf16_above(tl.minimum(tl.maximum(step, SMALLEST), LARGEST))
         scale, step = tl.where(size == 0, 0.0, tl.div_rn(1.0, step)), tl.where(size == 0, 0.0, step)
@@ -140,11 +146,14 @@ def decode(codes, word, FORM):
 
 @triton.jit
 def add_up(packed_ptr, rows, factor, row_bytes, header_at, block, FORM, BLOCK, WIDTH):
-    """Return the sum of rows of whole blocks times `factor`, a power of two; and whether none of its sums rounds."""
+    """Return the sum of rows of whole blocks times `factor`, a power of two.
+
+    Also return whether none of its sums rounds, and whether no sum of their magnitudes does.
+    """
     PLANE: tl.constexpr = FORM[BITS]
     WORDS: tl.constexpr = BLOCK * PLANE // 32
     BLOCKS: tl.constexpr = block.shape[0]
-    unit, scale, base, exact = units_of(packed_ptr, rows, row_bytes, header_at, block, FORM)
+    unit, scale, base, reach = units_of(packed_ptr, rows, row_bytes, header_at, block, FORM)
     place = tl.arange(0, 32 // PLANE)[:, None, None] * PLANE
     far = place > 23 - PLANE  # beyond the mantissa
     place = tl.where(far, place - 16, place)
@@ -160,12 +169,19 @@ def add_up(packed_ptr, rows, factor, row_bytes, header_at, block, FORM, BLOCK, W
     lowered = ((127 + 149 - 104 - place) << 23).to(tl.float32, bitcast=True)
     total = tl.fma(total, (unit * factor)[None, None, :] * lowered, (base * factor)[None, None, :])
     total = tl.permute(tl.reshape(total, (4, 8 // PLANE, WORDS, BLOCKS)), (1, 2, 0, 3))
-    return tl.reshape(total, (BLOCK, BLOCKS)), exact
+    # Magnitudes have at most 17 digits; and units are so large that u of `uniform.py` is no larger.
+    most = tl.where((unit >= 2.0**-80) | (reach == 0), reach, INFINITY) * max(BLOCK, 128)
+    return tl.reshape(total, (BLOCK, BLOCKS)), below(reach, 8388608.0), below(most, 16777216.0)
+
+
+@triton.jit
+def below(x, bound):
+    return tl.max((~(x < bound)).to(tl.int32)) == 0
 
 
 @triton.jit
 def units_of(packed_ptr, rows, row_bytes, header_at, block, FORM):
-    """Return each block's unit, its inverse, the sum of bottoms times steps; and whether no sum of a block rounds.
+    """Return each block's unit, its inverse, the sum of bottoms times steps, and a bound of all sums in units.
 
     The unit is a power of two that divides all steps; 2^66 at most. Sums do not round if they are below 2^23 units.
     """
@@ -180,8 +196,7 @@ def units_of(packed_ptr, rows, row_bytes, header_at, block, FORM):
         more, further = reach_of(words_of(packed_ptr, first, rows, row_bytes, header_at, block), scale, FORM)
         base += more
         reach += further
-    exact = tl.max((~(reach < 8388608.0)).to(tl.int32)) == 0
-    return unit, scale, base * unit * (0.5 if FORM[ROTATED] or FORM[BITS] == 1 else 1.0), exact
+    return unit, scale, base * unit * (0.5 if FORM[ROTATED] or FORM[BITS] == 1 else 1.0), reach
 
 
 @triton.jit
