@@ -206,7 +206,7 @@ class _Body:
                 self.declare(name.strip(), WIDTHS[match[1]])
         elif text.startswith(".shared"):
             _shared_variables(self.kernel, text + ";")
-        elif not text.startswith(".pragma"):
+        elif not text.startswith((".pragma", ".local")):  # an instruction that names a local variable is refused
             raise Unknown(f"line {self.line} of the PTX, `{text}`: the executor knows no such directive")
 
     def declare(self, name, width):

@@ -1,10 +1,10 @@
 """The GPU kernels for the k largest values of each chunk: the same bytes as the definition. The host does not wait.
 
-A program of `select_kernel` takes a chunk. If less than a sixteenth is kept, it does so in three steps, and each has
+A program of `select_kernel` takes a chunk. If less than an eighth is kept, it does so in three steps, and each has
 fewer sizes to compare:
 
-    1  the maxima of groups of eight neighbours. The k largest maxima are as large as the threshold or larger, so what
-       is kept is in their groups.
+    1  the maxima of groups of eight or four neighbours. The k-th largest maximum bounds the threshold from below, so
+       what is kept is in the groups of the k largest.
     2  the values of these groups
     3  those that may be kept
 
@@ -26,12 +26,11 @@ from .gpu import byte_of, launch, load, rounded, store
 from .mixing import WIDE
 
 SIZE, INFINITY = tl.constexpr(topk.SIZE), tl.constexpr(topk.INFINITY)
-GROUP = tl.constexpr(8)  # neighbours of which a maximum is taken
 READ, TILE = 1024, 512  # values that a program of `select_kernel` reads at once, and places that one packs
 ZEROS: dict[Any, int] = {torch.bfloat16: 16, torch.float16: 13}  # the lowest bits of a size
-# The limit of registers per thread. With it, a multiprocessor has twenty warps. Of few kept values a warp takes a chunk
-# alone and waits for no other: while some compute, others read.
-REGISTERS = 96
+# The limit of registers per thread. If few values are kept, a warp takes a chunk alone and waits for no other; with the
+# limit a multiprocessor has 25 of them: while some compute, others read. A few values are spilled.
+REGISTERS = 80
 
 
 @triton.jit
@@ -112,14 +111,15 @@ def with_tile(maxima, tile, x_ptr, residual_ptr, at, inside):
     if residual_ptr is not None:
         store(residual_ptr + tile * at.numel + at, v, inside)
     found = tl.abs(v) if inside is None else tl.where(inside, tl.abs(v), -1.0)
-    for _ in tl.static_range(3):
-        a, b = tl.split(tl.reshape(found, (found.numel // 2, 2)))
-        found = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    for step in tl.static_range(3):
+        if 1 << step < at.shape[1]:
+            a, b = tl.split(tl.reshape(found, (found.numel // 2, 2)))
+            found = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
     return tl.where(tl.arange(0, maxima.shape[0])[:, None] == tile, found[None, :], maxima)
 
 
 @triton.jit
-def sizes_of_groups(x_ptr, residual_ptr, left, CHUNK, TILE, ZEROS):
+def sizes_of_groups(x_ptr, residual_ptr, left, CHUNK, TILE, GROUP, ZEROS):
     """Return the size of each group's maximum, −1 of an absent group; copy the values to `residual`."""
     at = tl.arange(0, TILE // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     maxima, whole = tl.full((CHUNK // TILE, TILE // GROUP), -1.0, tl.float32), left // TILE
@@ -133,7 +133,7 @@ def sizes_of_groups(x_ptr, residual_ptr, left, CHUNK, TILE, ZEROS):
 @triton.jit(do_not_specialize=["n", "chunks", "k", "rest"])
 def select_kernel(
     places_ptr, values_ptr, residual_ptr, x_ptr, stride, n, chunks, k, rest,
-    CHUNK: tl.constexpr, TILE: tl.constexpr, SLOTS: tl.constexpr, ZEROS: tl.constexpr,
+    CHUNK: tl.constexpr, TILE: tl.constexpr, GROUP: tl.constexpr, SLOTS: tl.constexpr, ZEROS: tl.constexpr,
 ):  # fmt: skip
     row, chunk = (tl.program_id(0) // chunks).to(tl.int64), tl.program_id(0) % chunks
     start, slot = row * stride + chunk.to(tl.int64) * CHUNK, row * (n // CHUNK * k + rest) + chunk.to(tl.int64) * k
@@ -144,7 +144,7 @@ def select_kernel(
     if SLOTS * GROUP < CHUNK:
         most, slots = tl.minimum(2 * wanted, SLOTS), tl.arange(0, SLOTS)
         found_ptr = (places_ptr + slot).to(tl.pointer_type(tl.int16))  # there is room for twice as many
-        size = sizes_of_groups(x_ptr, residual_ptr, left, CHUNK, TILE, ZEROS)
+        size = sizes_of_groups(x_ptr, residual_ptr, left, CHUNK, TILE, GROUP, ZEROS)
         found, ranked, low, count = largest(size, tl.min(size), tl.cast(CHUNK // GROUP, tl.int32), wanted, most)
         tl.store(found_ptr + ranked, tl.arange(0, CHUNK // GROUP).to(tl.int16), found)
         tl.debug_barrier()
@@ -263,16 +263,18 @@ def add_kernel(
         tl.store(ok_ptr, 0, tl.max(broken, 0) > 0)
 
 
-def options_of(values: int) -> dict[str, Any]:
-    """Return the launch options of a kernel whose programs hold so many values."""
-    return {"num_warps": max(1, values // 512)} | ({} if torch.version.hip else {"maxnreg": REGISTERS})
+def options_of(values: int, each: int = 16) -> dict[str, Any]:
+    """Return the launch options of a kernel whose programs hold so many values, `each` in a thread."""
+    warps = max(1, values // (32 * each))
+    return {"num_warps": warps} | ({} if torch.version.hip else {"maxnreg": REGISTERS})
 
 
 def form_of(chunk: int, k: int, dtype: torch.dtype | None) -> dict[str, Any]:
     """Return the constants and launch options of `select_kernel` for at most `k` values of a chunk."""
     slots = max(2, 1 << (k - 1).bit_length())
-    constants = {"CHUNK": chunk, "TILE": min(chunk, READ), "SLOTS": slots, "ZEROS": ZEROS.get(dtype, 0)}
-    return constants | options_of(min(slots * GROUP.value, chunk))
+    group = 8 if slots * 32 <= chunk else 4
+    constants = {"CHUNK": chunk, "TILE": min(chunk, READ), "GROUP": group, "SLOTS": slots, "ZEROS": ZEROS.get(dtype, 0)}
+    return constants | options_of(min(slots * group, chunk), 32)
 
 
 def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:

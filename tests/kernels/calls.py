@@ -147,10 +147,10 @@ def land(variant):
 
 def largest(variant):
     """Rows of whole chunks, and others that end with a part of one, of which all, many, few or one is kept."""
-    chunk, dtype = variant.facts["chunk"], DTYPES[variant.facts["dtype"]]
+    chunk, few, dtype = variant.facts["chunk"], variant.facts["k"], DTYPES[variant.facts["dtype"]]
     for call, kind in enumerate(KINDS):
         n = (chunk, chunk - 1, 3 * chunk, chunk // 2 + 1)[call % 4]
-        k, rest = ((chunk // 100 + 1, 1), (chunk // 6, chunk // 7), (chunk, n % chunk))[call % 3]
+        k, rest = ((few, 1), (chunk // 6, chunk // 7), (chunk, n % chunk))[call % 3]
         x = hostile(kind, n, dtype)[None]
         residuals = [torch.empty(1, n) if variant.facts["residual"] else None for _ in range(2)]
         each = [

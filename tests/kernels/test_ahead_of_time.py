@@ -251,7 +251,8 @@ def test_the_k_largest_are_found_in_few_registers_and_read_in_sixteen_bytes(topk
         if facts["kernel"] != "select_kernel":
             continue
         # AMD's scalars may go to lanes of vector registers; on NVIDIA's GPUs some of the values do not fit.
-        assert sum(facts["spilled"][-2:]) <= 160 * facts["target"].startswith("cuda"), name_of(facts)
+        most = 200 if facts["k"] < facts["chunk"] // 8 else 600  # of a whole chunk a thread holds 32
+        assert sum(facts["spilled"][-2:]) <= most * facts["target"].startswith("cuda"), name_of(facts)
         names = ("ld.global.v4.b32", "ld.global.v2.b64", "global_load_dwordx4", "buffer_load_dwordx4")
         loads = sum(facts["accesses"].get(name, 0) for name in names)
         if facts["chunk"] >= 512:  # a smaller one has fewer than sixteen bytes for a thread

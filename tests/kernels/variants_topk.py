@@ -15,6 +15,7 @@ def variants():
     for dtype in ("fp32", "bf16", "fp16", "fp64"):
         yield variant(dtype, 4096, 41)
     yield variant("fp32", 4096, 41, residual=False)
+    yield variant("fp32", 4096, 150)
     yield variant("fp32", 4096, 682)
     yield variant("fp32", 512, 6)
     yield variant("bf16", 64, 1)
@@ -43,7 +44,7 @@ def variant(dtype, chunk, k, residual=True):
     constants |= {} if residual else {"residual_ptr": None}
     facts = {"dtype": dtype, "chunk": chunk, "k": k, "residual": residual}
     aligned = ("places_ptr", "values_ptr", "residual_ptr", "x_ptr", "stride")
-    values = constants["TILE"] if constants["SLOTS"] * kernels.GROUP.value < chunk else chunk
+    values = constants["TILE"] if constants["SLOTS"] * constants["GROUP"] < chunk else chunk
     return made(kernels.select_kernel, constants, form, aligned, values, facts, dtype)
 
 
