@@ -80,13 +80,13 @@ def of_mixing(counted, n):
 
 
 def of_top_k(counted, n):
-    """The values kept are stored one by one, and so are their places."""
+    """Of a kept value the group and then the value are read again, and its place, value and loss are stored alone."""
     from baguakit.kernels import topk_gpu as gpu
 
     x, lost = torch.randn(2, n), torch.empty(2, n)
     k, rest = 10, -(-(n % 1024) // 100)
     kept = 2 * (n // 1024 * k + rest)
-    check(counted, lambda: gpu.select(x, 1024, k, rest, lost), n, 16 * n + 8 * kept, headers=2 * kept)
+    check(counted, lambda: gpu.select(x, 1024, k, rest, lost), n, 16 * n + 8 * kept, headers=6 * kept)
 
 
 def of_steps(counted, n, offset=0):
