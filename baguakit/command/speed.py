@@ -52,7 +52,9 @@ class Operation:
 def drawn(n: int, device: str, seed: int = 0) -> Tensor:
     """Return normally distributed values; as many as are compared are equal on all devices."""
     home = "cpu" if n <= 1 << 20 else device
-    return torch.randn(n, generator=torch.Generator(home).manual_seed(seed), device=home).to(device)
+    return torch.randn(n, generator=torch.Generator(home).manual_seed(seed), dtype=torch.float32, device=home).to(
+        device
+    )
 
 
 def moves(values: int, rows: int = 0, row_bytes: Callable[[int], int] = int) -> Callable[[int], int]:
@@ -74,14 +76,16 @@ def of_format(codec: Blockwise) -> Iterator[Operation]:
         return lambda: there(codec.compress(x, lost), lost)
 
     def decompress(n: int, device: str) -> Work:
-        packed, out = codec.compress(drawn(n, device).view(1, n)), torch.empty(1, n, device=device)
+        packed = codec.compress(drawn(n, device).view(1, n))
+        out = torch.empty(1, n, dtype=torch.float32, device=device)
         return lambda: [codec.decompress(packed, n, out=out)]
 
     def rows(n: int, device: str, count: int) -> Tensor:
         return torch.cat([codec.compress(drawn(n, device, seed).view(1, n)) for seed in range(count)])
 
     def add(n: int, device: str) -> Work:
-        packed, out, weights = rows(n, device, 2), torch.zeros(n, device=device), torch.tensor([0.25, 0.5]).to(device)
+        packed, weights = rows(n, device, 2), torch.tensor([0.25, 0.5], dtype=torch.float32).to(device)
+        out = torch.zeros(n, dtype=torch.float32, device=device)
         return lambda: [codec.add_(out, packed, weights)]
 
     def average(n: int, device: str) -> Work:
@@ -125,7 +129,7 @@ def keep(n: int, device: str, residual: bool) -> Work:
 
 def step(n: int, device: str, name: str) -> Work:
     states, options = STEPS[name]
-    changed = [drawn(n, device).clone(), *(torch.zeros(n, device=device) for _ in range(states))]
+    changed = [drawn(n, device).clone(), *(torch.zeros(n, dtype=torch.float32, device=device) for _ in range(states))]
 
     def work() -> Sequence[Tensor]:
         getattr(primitives, name)(changed[0], drawn(n, device, 1), *changed[1:], 0, **options)
@@ -194,7 +198,7 @@ def bench() -> bool:
 def bench_on(device: str) -> bool:
     """Print the table of a device; return whether all results were right."""
     n, listed, right, began = TIMED[device], [*operations()], True, time.monotonic()
-    source, target = drawn(n, device), torch.empty(n, device=device)
+    source, target = drawn(n, device), torch.empty(n, dtype=torch.float32, device=device)
     where = "the CPU, one thread" if device == "cpu" else torch.cuda.get_device_name()
     say(f"\nEach operation on {n:,} values in fp32, on {where}:\n")
     table = Table({"operation": "<34", "ms": ">9", "copies": ">7", "bytes/s": ">8"})

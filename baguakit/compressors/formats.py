@@ -62,7 +62,7 @@ class Blockwise(Compressor):
     def warm_up(self, device: torch.device | str, dtype: torch.dtype = float32, values: int = PROBE) -> None:
         super().warm_up(device, dtype, values)
         if n := probed(device, dtype, values):  # GPUs: the kernels that also find out whether a mean is finite
-            x, ok = torch.zeros(5, n, device=device), torch.empty((), dtype=torch.bool, device=device)
+            x, ok = torch.zeros(5, n, dtype=float32, device=device), torch.empty((), dtype=torch.bool, device=device)
             packed, drawn = self.compress(x), self._drawn(0)
             for residual in (None, x[0]):
                 mean = operators.reduce(packed, self.form.name, n, self.block, residual, drawn, ok)

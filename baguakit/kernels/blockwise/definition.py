@@ -72,7 +72,7 @@ def reduce(
         for row in packed:
             total = total + _decoded(format, run, row)
         mean = total / rows
-        start = torch.full((1, 1), run.columns.start, device=packed.device)
+        start = torch.full((1, 1), run.columns.start, dtype=torch.int64, device=packed.device)
         _pack_(format, run, sent[0], mean, start, key)
         if residual is not None:
             lost, signs = mean - _decoded(format, run, sent[0]), _signs(format, run, packed)
