@@ -20,8 +20,8 @@ PYTEST = (
 # pytest-benchmark, where it is, would warn of that.
 PARALLEL = ("-n", str(min(8, (os.cpu_count() or 1) // 2)), "-p", "no:benchmark") if find_spec("xdist") else ()
 NCCL = "tests/test_cuda.py"
-# These compile the definition for the processor, and launch nothing.
-FOR_CPUS = "compiled_equals_eager or compiled_outlives or without_a_compiler or sends_a_quarter"
+# These compile C for the processor, and launch nothing.
+FOR_CPUS = "c_equals_the_definition or without_a_compiler or of_many_processes or sends_a_quarter"
 # Of the tests of kernels, those that a GPU decides, steps and formats before all others.
 FIRST = ("test_steps", "test_blockwise.py", "test_minmax", "test_uint4", "test_float8", "test_sign", "test_topk")
 
