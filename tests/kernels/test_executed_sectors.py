@@ -68,7 +68,8 @@ def of_format(counted, name, n, residual):
     apart = 1 if format.header_bytes == 1 else n  # float8: up to 1.14 at lengths of whole lines
     checked(add, apart, 8 * n + ROWS * row, ROWS * (blocks + n // 1024 + 1) + signs)  # and weights
     reduce = functools.partial(launch.reduce, format, packed, n, block, rest)
-    checked(reduce, n, (ROWS + 1) * row + 2 * lost * n, (ROWS + 1) * blocks + signs * residual)
+    reads = 2 if format.bits in (1, 2, 4) else 1  # of headers: first, whether a sum could round
+    checked(reduce, n, (ROWS + 1) * row + 2 * lost * n, (reads * ROWS + 1) * blocks + signs * residual)
 
 
 def of_mixing(counted, n):

@@ -18,7 +18,7 @@ from .group import Tally, alone
 SIZES = (8, 64, 512, 4096, 16384)
 WIDE, NARROW = 1024, 512  # two matrices of so many values: 1,048,576, a bucket of 4 MiB
 PERIOD = 14  # rounds of the longest period here
-REPEATS = 4  # of the steps whose calls are counted
+REPEATS = 16  # of the steps whose calls are counted
 a, t = bk.algorithms, bk.topology
 ALGORITHMS: Mapping[str, Callable[[], Algorithm]] = {
     "gradient_allreduce()": a.gradient_allreduce,
