@@ -134,7 +134,7 @@ class Compressor(Doors):
         Compile for `dtype`, and for float32, which residuals and replicas have. On a CPU the code is compiled once for
         all dtypes, lengths and processes of a machine.
         """
-        n = probed(device, dtype, values)  # on CPUs there is nothing to compile unless a compressor says so itself
+        n = probed(device, dtype, values)  # on a CPU only formats in C have something to compile, and do so
         with torch.no_grad():
             for each in dict.fromkeys((float32, dtype)) if n == PROBE else ():
                 x = torch.zeros(5, n, dtype=each, device=device)

@@ -61,7 +61,8 @@ class Blockwise(Compressor):
 
     def warm_up(self, device: torch.device | str, dtype: torch.dtype = float32, values: int = PROBE) -> None:
         super().warm_up(device, dtype, values)
-        if n := probed(device, dtype, values):  # GPUs: the kernels that also find out whether a mean is finite
+        # On a GPU: the kernels that also find out whether a mean is finite. On a CPU: the C file, which has all.
+        if n := probed(device, dtype, values):
             x, ok = torch.zeros(5, n, dtype=float32, device=device), torch.empty((), dtype=torch.bool, device=device)
             packed, drawn = self.compress(x), self._drawn(0)
             for residual in (None, x[0]):

@@ -32,7 +32,7 @@ FIELDS = {"read": "read", "write": "written"}  # of Line
 
 
 class Line(NamedTuple):
-    """What an instruction at a line of the PTX took: how many warps came to it, and the parts of memory it touched."""
+    """Counts of an instruction at a line of the PTX: the warps that came to it, and the parts of memory it touched."""
 
     warps: int
     read: int = 0  # sectors that are requested
