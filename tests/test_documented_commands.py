@@ -72,10 +72,6 @@ RULES: list[tuple[str, Runs | Accepted | Looked]] = [
     (r"torchrun .* train\.py", Runs()),
     (r"python examples/(cached_dataset|fused_optimizer)\.py", Runs()),
     (r"python notebooks/execute\.py.*", Accepted("tests/notebooks runs the notebooks")),
-    (
-        r"python -m bench\.netlab .*--delay.*",
-        Accepted("needs a kernel with netem; tests/bench runs it where there is one"),
-    ),
     (r"python -m bench\.netlab .*-- python train\.py", Runs()),  # as root
     (r"python -m bench\.netlab .*-- .*", Accepted("the same with another program")),
     (r"python -m bench\.network figures", Runs("--out=out")),

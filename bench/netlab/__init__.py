@@ -23,14 +23,16 @@ whole, with one header, and pass the queue as the frames that they stand for. `C
 Connections between hosts are controlled by cubic, Linux's own choice, whatever the machine has been set to: with BBR,
 the same exchanges take up to a tenth longer, since it probes, and remembers the rate of a link that it shared.
 
-Latency is that of the queues only: adding some needs a kernel with netem, and `delay=` is refused where it is missing.
+Latency is that of the queues, unless `delay=` is given. Then a process stands in the place of `core` (see `distance`),
+which holds every frame for that time, loses some with `loss=`, and can be halted or ended while connections go on.
 """
 
 from .commands import enter
 from .counters import Counters
+from .distance import Way, way
 from .lab import Lab, obstacle
 from .loopback import Loopback
 from .ranks import Ended, Ranks
 from .wires import LINK
 
-__all__ = ["LINK", "Counters", "Ended", "Lab", "Loopback", "Ranks", "enter", "obstacle"]
+__all__ = ["LINK", "Counters", "Ended", "Lab", "Loopback", "Ranks", "Way", "enter", "obstacle", "way"]

@@ -18,13 +18,27 @@ def main(words: list[str] | None = None) -> int:
     parser.add_argument("--nodes", type=int, help="divide the hosts into so many nodes")
     parser.add_argument("--between", metavar="RATE", help="the rate of each node's way to the others")
     parser.add_argument("--flow-cap", metavar="RATE", help="what no TCP connection exceeds")
-    parser.add_argument("--delay", metavar="TIME", help='added between host and switch, such as "5ms"; needs netem')
+    parser.add_argument("--delay", metavar="TIME", help='one way between nodes, such as "25ms"; or "10ms,40ms"')
+    parser.add_argument("--jitter", metavar="TIME", default="0ms", help="added to each frame at random; with --delay")
+    parser.add_argument(
+        "--loss", metavar="SHARE", type=float, default=0.0, help="of frames, such as 0.001; with --delay"
+    )
     parser.add_argument("--timeout", type=float, metavar="SECONDS", help="stop all after so long, with status 124")
     parser.add_argument("--keep-going", action="store_true", help="do not stop the others when one fails")
     parser.add_argument("command", nargs="+", help="after --")
     o = parser.parse_args(words)
     try:
-        lab = Lab(o.hosts, o.rate, nodes=o.nodes, between=o.between, flow_cap=o.flow_cap, delay=o.delay)
+        delay = tuple(o.delay.split(",")) if o.delay and "," in o.delay else o.delay
+        lab = Lab(
+            o.hosts,
+            o.rate,
+            nodes=o.nodes,
+            between=o.between,
+            flow_cap=o.flow_cap,
+            delay=delay,
+            jitter=o.jitter,
+            loss=o.loss,
+        )
         with lab:
             ended = lab.run(o.command, timeout=o.timeout, keep_going=o.keep_going, echo=sys.stdout)
             counted = lab.bytes()

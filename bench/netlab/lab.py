@@ -8,18 +8,20 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
 from baguakit.command.pacing import bits_per_second
 
-from . import owners
+from . import distance, owners
 from .commands import batch, run
 from .counters import Counters, of_namespace
+from .distance import Way
 from .pacing import Pacer, residents
 from .ranks import Hosts, Ranks, say
-from .wires import LINK, Wires, build, has_netem, host_name, shape
+from .wires import LINK, Wires, build, host_name, in_frames, shape
 
 PORT = 29500  # every laboratory has all ports to itself
 
@@ -55,10 +57,13 @@ class Lab(Hosts):
         nodes: divide the hosts, in order, into so many nodes with switches of their own; it must divide `hosts`.
         between: the rate of each node's way to the others, which its hosts share.
         flow_cap: a rate that no single TCP connection exceeds.
-        delay: added each way between a host and the switch, such as "5ms".
+        delay: from one node to another, or from one host to another without nodes, such as "25ms"; or a pair of them,
+            to later nodes and to earlier ones. A round trip takes both.
+        jitter: each frame is later by up to so much, and passes none; with `delay`.
+        loss: the share of frames between nodes that are lost; with `delay`.
 
     Raises:
-        ValueError: an argument makes no sense, or the kernel has no netem for `delay`.
+        ValueError: an argument makes no sense.
         PermissionError: this process cannot have a laboratory; says why.
     """
 
@@ -70,13 +75,21 @@ class Lab(Hosts):
         nodes: int | None = None,
         between: str | None = None,
         flow_cap: str | None = None,
-        delay: str | None = None,
+        delay: str | tuple[str, str] | None = None,
+        jitter: str = "0ms",
+        loss: float = 0.0,
     ) -> None:
-        self.wires = Wires(hosts, rate, nodes, between, delay)
+        if delay is None and (loss or jitter != "0ms"):
+            raise ValueError(
+                'jitter= and loss= are of the way between nodes, which there is with delay=, such as "0ms"'
+            )
+        self.wires = Wires(hosts, rate, nodes, between, far=delay is not None)
+        self.way = distance.way(delay or "0ms", jitter, loss)
         self._cap = None if flow_cap is None else bits_per_second(flow_cap) / 8
         self._prefix = ""
         self._undertaker: subprocess.Popen[bytes] | None = None
         self._pacer: Pacer | None = None
+        self._core: subprocess.Popen[bytes] | None = None  # the process in which frames wait
         self._running: list[Ranks] = []
 
     # Its life
@@ -89,14 +102,10 @@ class Lab(Hosts):
         self._prefix = owners.new_prefix()
         self._undertaker = owners.undertaker(self._prefix)
         try:
-            build(Wires(self.hosts, None, self.wires.nodes, self.wires.between), self._prefix)
-            if self.wires.delay is not None and not has_netem(self._prefix):
-                raise ValueError(
-                    f"delay={self.wires.delay!r} needs a kernel with netem (sch_netem), and this one has none; "
-                    "leave it away: latency is then that of the queues"
-                )
-            for host in range(self.hosts):
-                shape(self._prefix, host, self.wires.rate, self.wires.delay)
+            build(self.wires, self._prefix)
+            if self.wires.far:
+                self._core = self._middle()
+                self.set_way(self.way)
             if self._cap is not None:
                 self._pacer = Pacer([owners.FOLDER / self._name(host) for host in range(self.hosts)], self._cap)
         except BaseException:
@@ -114,6 +123,9 @@ class Lab(Hosts):
         if self._pacer is not None:
             self._pacer.close()
             self._pacer = None
+        if self._core is not None:
+            with self._core:  # which closes its stdin, and waits for it
+                self._core = None
         if self._undertaker is not None:
             assert self._undertaker.stdin is not None
             self._undertaker.stdin.close()
@@ -169,7 +181,7 @@ class Lab(Hosts):
 
     def set_rate(self, host: int, rate: str | None) -> None:
         """Change the rate of a host's link, each way, while connections go on; None takes the limit away."""
-        shape(self._prefix, self._checked(host), rate, self.wires.delay)
+        shape(self._prefix, self._checked(host), rate)
 
     def unplug(self, host: int) -> None:
         """Switch a host's link off: nothing passes, and nobody is told."""
@@ -178,6 +190,43 @@ class Lab(Hosts):
     def plug(self, host: int) -> None:
         """Switch a host's link on again."""
         batch("ip", f"{self._prefix}.switch", [f"link set port{self._checked(host)} up"])
+
+    def set_way(self, way: Way) -> None:
+        """Change what frames meet between nodes, while connections go on. Those under way keep the time that they have.
+
+        Raises:
+            RuntimeError: the laboratory was made without `delay`, or its process has ended.
+        """
+        if self._core is None:
+            raise RuntimeError("no frame waits between the nodes of this laboratory: make it with delay=")
+        assert self._core.stdin is not None and self._core.stdout is not None
+        in_frames(self._prefix, self.wires, way.loss > 0)
+        try:
+            self._core.stdin.write(distance.order(way))
+            answer = self._core.stdout.readline()
+        except BrokenPipeError:
+            answer = b""
+        if answer != b"ready\n":
+            raise RuntimeError("the process in which frames wait between nodes has ended")
+        self.way = way
+
+    @contextmanager
+    def halted(self) -> Iterator[None]:
+        """Let all frames between nodes wait, those under way, too; nobody is told."""
+        self.set_way(replace(self.way, halted=True))
+        try:
+            yield
+        finally:
+            self.set_way(replace(self.way, halted=False))
+
+    def cut(self) -> None:
+        """End the process in which frames wait: nothing passes between nodes any more, and nobody is told."""
+        if self._core is not None:
+            self._core.kill()
+
+    def _middle(self) -> "subprocess.Popen[bytes]":
+        words = ["ip", "netns", "exec", f"{self._prefix}.switch", sys.executable, distance.__file__, *self.wires.ends]
+        return subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True)
 
     @contextmanager
     def stalled(self, host: int) -> Iterator[None]:

@@ -24,14 +24,14 @@ class Wires:
         rate: of each host's link, each way; None is unshaped.
         nodes: into how many nodes the hosts are divided, in order; None: all hang on one switch.
         between: the rate of each node's way to the others.
-        delay: added to each way from a host to the switch, such as "5ms"; only with netem.
+        far: whether frames wait between nodes, each host being one if there are none: see `distance`.
     """
 
     hosts: int
     rate: str | None = None
     nodes: int | None = None
     between: str | None = None
-    delay: str | None = None
+    far: bool = False
 
     def __post_init__(self) -> None:
         if not isinstance(self.hosts, int) or not 1 <= self.hosts <= 250:
@@ -45,6 +45,11 @@ class Wires:
             )
         if self.between is not None and self.nodes is None:
             raise ValueError("between= is the rate between nodes, of which there are none; give nodes=, too")
+
+    @property
+    def ends(self) -> list[str]:
+        """The interfaces that meet in the middle: the ends of the nodes' cables, or of the hosts'."""
+        return [f"down{node}" for node in range(self.nodes)] if self.nodes else [f"port{h}" for h in range(self.hosts)]
 
     @property
     def per_node(self) -> int:
@@ -61,22 +66,23 @@ def build(wires: Wires, prefix: str) -> None:
     switch = f"{prefix}.switch"
     for name in (switch, *(host_name(prefix, host) for host in range(wires.hosts))):
         run("ip", "netns", "add", name)
-    bridges = ["core", *(f"node{node}" for node in range(wires.nodes or 0))]
+    bridges = ["core"] * (not wires.far) + [f"node{node}" for node in range(wires.nodes or 0)]
     lines = [line for bridge in bridges for line in (f"link add {bridge} type bridge mcast_snooping 0", *up(bridge))]
     for node in range(wires.nodes or 0):
         lines.append(f"link add up{node} type veth peer name down{node}")
-        lines += [f"link set up{node} master node{node}", f"link set down{node} master core"]
-        lines += [*up(f"up{node}"), *up(f"down{node}")]
+        lines += [f"link set up{node} master node{node}", *up(f"up{node}"), *up(f"down{node}")]
     for host in range(wires.hosts):
-        port, bridge = f"port{host}", f"node{host // wires.per_node}" if wires.nodes else "core"
-        lines.append(f"link add {port} type veth peer name {LINK} netns {host_name(prefix, host)}")
-        lines += [f"link set {port} master {bridge}", *up(port)]
+        lines.append(f"link add port{host} type veth peer name {LINK} netns {host_name(prefix, host)}")
+        lines += up(f"port{host}")
+        if wires.nodes:
+            lines.append(f"link set port{host} master node{host // wires.per_node}")
+    lines += [f"link set {end} master core" for end in wires.ends if not wires.far]
     batch("ip", switch, lines)
     for host in range(wires.hosts):
         address, net = wires.address(host), f"{wires.address(-1)}/24"
         route = f"route replace {net} dev {LINK} scope link src {address} congctl {CONGESTION}"
         batch("ip", host_name(prefix, host), [*up("lo"), *up(LINK), f"addr add {address}/24 dev {LINK}", route])
-        shape(prefix, host, wires.rate, wires.delay)
+        shape(prefix, host, wires.rate)
     for node in range(wires.nodes or 0):
         queues = [queue(end, wires.between) for end in (f"up{node}", f"down{node}")]
         batch("tc", switch, [line for lines in queues for line in lines])
@@ -92,29 +98,27 @@ def up(interface: str) -> list[str]:
     return [f"link set {interface} addrgenmode none", f"link set {interface} up"]
 
 
-def shape(prefix: str, host: int, rate: str | None, delay: str | None = None) -> None:
+def shape(prefix: str, host: int, rate: str | None) -> None:
     """Give a host's link a rate, each way. Running connections go on."""
-    batch("tc", host_name(prefix, host), queue(LINK, rate, delay))
-    batch("tc", f"{prefix}.switch", queue(f"port{host}", rate, delay))
+    batch("tc", host_name(prefix, host), queue(LINK, rate))
+    batch("tc", f"{prefix}.switch", queue(f"port{host}", rate))
 
 
-def queue(interface: str, rate: str | None, delay: str | None = None) -> list[str]:
-    """The lines for `tc` that put a token bucket before an interface, behind a delay if there is one."""
-    parent, lines, kind = "root", [], "pfifo limit 1000"
-    if delay is not None:
-        lines.append(f"qdisc replace dev {interface} root handle 1: netem delay {delay} limit 100000")
-        parent = "parent 1:1"
+def queue(interface: str, rate: str | None) -> list[str]:
+    """The lines for `tc` that put a token bucket before an interface."""
+    kind = "pfifo limit 1000"
     if rate is not None:
         bits = bits_per_second(rate)
         burst = max(LEAST_BURST, bits // 8 * BURST_MS // 1000)
         kind = f"tbf rate {bits}bit burst {burst} latency {QUEUE_MS}ms"
-    return [*lines, f"qdisc replace dev {interface} {parent} {kind}"]
+    return [f"qdisc replace dev {interface} root {kind}"]
 
 
-def has_netem(prefix: str) -> bool:
-    """Return whether this kernel can delay packets."""
-    try:
-        batch("tc", f"{prefix}.switch", ["qdisc replace dev lo root netem delay 1ms", "qdisc del dev lo root"])
-    except RuntimeError:
-        return False
-    return True
+def in_frames(prefix: str, wires: Wires, whether: bool) -> None:
+    """Let packets come to the middle as the frames into which they are cut, or whole."""
+    segments = 1 if whether else 65535
+    nodes = range(wires.nodes or 0)
+    if nodes:
+        batch("ip", f"{prefix}.switch", [f"link set up{node} gso_max_segs {segments}" for node in nodes])
+    for host in () if nodes else range(wires.hosts):
+        batch("ip", host_name(prefix, host), [f"link set {LINK} gso_max_segs {segments}"])
