@@ -15,7 +15,7 @@ PACKAGE = ROOT / "baguakit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = [
-    {"annotations"},
+    {"annotations", "compiling"},
     {"arguments"},
     {"kernels", "expressions"},
     {"compressors", "topology", "comm", "lanes", "buckets"},

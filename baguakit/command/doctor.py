@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 from torch.torch_version import TorchVersion
 
+from .. import compiling
 from ..comm import Comm
 from ..kernels import cpu
 from ..primitives import mean_
@@ -137,8 +138,8 @@ def compilers() -> Iterator[Finding]:
         libraries = dict(zip(cpu.SOURCES, pool.map(cpu.functions, cpu.SOURCES), strict=True))
     missing = [family for family, library in libraries.items() if library is None]
     try:
-        with cpu.folder():
-            kept = f"kept in {cpu.cache_folder()}"
+        with compiling.private(folder := compiling.cache("cpu")):
+            kept = f"kept in {folder}"
     except OSError:
         kept = "not kept: each process compiles them for itself"
     if missing:

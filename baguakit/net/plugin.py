@@ -1,19 +1,16 @@
 """Compile the NCCL network plugin with the C compiler of this machine."""
 
-import hashlib
 import os
 import platform
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from ..arguments import checked, text
+from ..compiling import COMPILERS, cache, compile_to, first_of, kept, machine, made_in
 
 SOURCE = Path(__file__).with_name("baguanet.c")
 LIBRARY = "libnccl-net-baguanet.so"
-COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=c11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
 WARNINGS = ("-Wall", "-Wextra", "-Wformat=2", "-Werror=format-security", "-Wshadow", "-Wvla", "-Wstrict-prototypes")
 # These flags add protection, because the library parses data from the network.
@@ -30,8 +27,8 @@ def build(out: str | os.PathLike[str] | None = None, *, compiler: str | None = N
     Several processes may build at the same time.
 
     Args:
-        out: the directory of the library, created if it is missing; None for a directory in `~/.cache/baguakit` whose
-            name is a hash of the source, the compiler and the flags. A library in that directory is not compiled again.
+        out: the directory of the library, created if it is missing. With None, the library is in `~/.cache/baguakit`,
+            and its name has a hash of the source, the compiler and the flags; it is not compiled again.
         compiler: a command; None for the first of cc, gcc and clang.
         flags: further flags of the compiler.
 
@@ -39,32 +36,22 @@ def build(out: str | os.PathLike[str] | None = None, *, compiler: str | None = N
         TypeError: an argument has the wrong type.
         ValueError: there is no compiler, or the system is not Linux.
         RuntimeError: the compiler failed; the message has the compiler's output.
+        OSError: the directory cannot be written, or `out` is None and others have access to the directory of the cache.
     """
     if compiler is not None:
         text("compiler", compiler)
     if platform.system() != "Linux":
         raise ValueError(f"the NCCL plugin is for Linux, and this is {platform.system()}")
     names = COMPILERS if compiler is None else (compiler,)
-    found = next(filter(None, map(shutil.which, names)), None)
+    found = first_of(names)
     if found is None:
         raise ValueError(f"no C compiler: {' or '.join(names)} is not on the PATH; install one, or pass compiler=")
     command = [found, *FLAGS, *WARNINGS, *HARDENING, *flags]
-    key = "\0".join([platform.machine(), *platform.libc_ver(), *command]).encode() + SOURCE.read_bytes()
-    kept = Path.home() / ".cache" / "baguakit" / hashlib.sha256(key).hexdigest()[:16]
-    library = (kept if out is None else Path(out)).absolute() / LIBRARY
-    if out is not None or not library.exists():
-        _compile(command, library)
-    return library
-
-
-def _compile(command: list[str], library: Path) -> None:
-    library.parent.mkdir(parents=True, exist_ok=True)
-    # Replace the file atomically, since another process may be loading the library.
-    with tempfile.TemporaryDirectory(dir=library.parent) as folder:
-        unfinished = Path(folder) / LIBRARY
-        result = subprocess.run(
-            [*command, "-o", str(unfinished), str(SOURCE)], capture_output=True, text=True, check=False
-        )
-        if result.returncode:
-            raise RuntimeError(f"{' '.join(command)} could not compile {SOURCE.name}:\n{result.stderr}")
-        unfinished.replace(library)
+    make = partial(compile_to, source=SOURCE, commands=[command])
+    if out is not None:
+        folder = Path(out).absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        return made_in(folder, make).replace(folder / LIBRARY)
+    at, words = cache("net", LIBRARY), "\0".join([*command, *platform.libc_ver()]).encode()
+    with kept(at, [SOURCE.read_bytes(), words, machine(found)], make) as path:
+        return at.with_name(path.name)

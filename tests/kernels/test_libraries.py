@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from baguakit import compiling
 from baguakit.kernels import cpu
 
 COMPILER = cpu.compiler()
@@ -33,7 +34,7 @@ def home(tmp_path, monkeypatch):
     (tmp_path / "family.c").write_text(SOURCE)
     monkeypatch.setitem(cpu.SOURCES, "family", tmp_path / "family.c")
     write_compiler(tmp_path)
-    remembered = cpu._library, cpu._machine, cpu._warn_once
+    remembered = cpu._library, compiling.machine, cpu._warn_once
     for each in remembered:
         each.cache_clear()
     yield tmp_path
@@ -103,10 +104,10 @@ def test_whatever_the_code_depends_on_has_a_library_of_its_own(home, monkeypatch
     elif change == "compiler":
         write_compiler(home, first="# an update")
     else:
-        before = cpu._machine
-        monkeypatch.setattr(cpu, "_machine", lambda found: before(found) + b"other")
+        before = compiling.machine
+        monkeypatch.setattr(compiling, "machine", lambda found: before(found) + b"other")
     if change != "processor":
-        cpu._machine.cache_clear()
+        compiling.machine.cache_clear()
     assert works(home) and calls(home) == 2 and len([*folder(home).glob("*.so")]) == 2
 
 
@@ -134,11 +135,11 @@ def test_a_process_that_ends_gives_up_the_lock_and_one_that_hangs_is_not_waited_
         path.unlink()
     with open(folder(home) / "family.lock", "w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        monkeypatch.setattr(cpu, "PATIENCE", 0.0)
+        monkeypatch.setattr(compiling, "PATIENCE", 0.0)
         assert works(home) and calls(home) == 2
         for path in folder(home).glob("*.so"):
             path.unlink()
-        monkeypatch.setattr(cpu, "PATIENCE", 60.0)
+        monkeypatch.setattr(compiling, "PATIENCE", 60.0)
         found = []
         waiting = threading.Thread(target=lambda: found.append(works(home)))
         waiting.start()

@@ -5,8 +5,8 @@ import shutil
 import pytest
 from net_pair import Pair, Peer
 
+from baguakit.compiling import COMPILERS
 from baguakit.net import build
-from baguakit.net.plugin import COMPILERS
 
 
 @pytest.fixture(scope="session")

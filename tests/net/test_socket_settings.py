@@ -214,15 +214,15 @@ def test_the_library_is_hardened(library):
 def test_a_build_is_kept(library, tmp_path, monkeypatch):
     compiled = []
 
-    def compiler(command, path):
-        compiled.append(command)
-        path.parent.mkdir(parents=True)
-        path.touch()
+    def compiler(out, source, commands):
+        compiled.append(commands)
+        out.touch()
 
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr("pathlib.Path.home", lambda: tmp_path)
-    monkeypatch.setattr("baguakit.net.plugin._compile", compiler)
+    monkeypatch.setattr("baguakit.net.plugin.compile_to", compiler)
     path = build()
-    assert path.is_relative_to(tmp_path / ".cache" / "baguakit")
+    assert path.is_relative_to(tmp_path / ".cache" / "baguakit") and path.is_file()
     assert build() == path and len(compiled) == 1
     assert build(flags=["-O0"]) != path and len(compiled) == 2
 
