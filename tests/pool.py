@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import late_device
 import pytest
 import torch
 
@@ -60,14 +61,21 @@ def never_waiting() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode("default")
 
 
-_pools: dict[tuple[int, bool], Pool] = {}
+_pools: dict[tuple[int, bool, bool], Pool] = {}
 
 
-def ranks(size: int, function: Callable[..., Any], *args: Any, limit: float = LIMIT, cuda: bool = False) -> list[Any]:
-    """Run `function(*args)` on `size` live ranks and return what it returns, by rank."""
-    if (size, cuda) not in _pools:
-        _pools[size, cuda] = Pool(size, cuda)
-    return _pools[size, cuda].run(function, *args, limit=limit)
+def ranks(
+    size: int, function: Callable[..., Any], *args: Any, limit: float = LIMIT, cuda: bool = False, late: bool = False
+) -> list[Any]:
+    """Run `function(*args)` on `size` live ranks and return what it returns, by rank.
+
+    With `late`, these are ranks of their own, which have the device of `late_device`.
+    """
+    if (size, cuda, late) not in _pools:
+        _pools[size, cuda, late] = Pool(size, cuda)
+    if late:
+        function, args = late_device.with_device, (function, *args)
+    return _pools[size, cuda, late].run(function, *args, limit=limit)
 
 
 def by_value(*functions: Any) -> None:
