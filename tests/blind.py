@@ -123,6 +123,12 @@ class Two(Comm):
     def inter(self) -> "Two":
         return self.part(INTER)
 
+    def by_nccl(self, device: torch.device) -> bool:
+        return device.type == "cuda"
+
+    def by_host(self, device: torch.device) -> bool:
+        return False
+
     def part(self, part: str) -> "Two":
         return Two(_rider=self._rider, _part=part)
 

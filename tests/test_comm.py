@@ -118,12 +118,17 @@ def test_a_cold_group_meets_before_a_rank_without_peers_goes_on():
     """NCCL makes a communicator in the first call, and waits there for all ranks: they send one byte, once."""
 
     def run():
+        from types import SimpleNamespace
+
         from torch._subclasses import FakeTensorMode
 
         class Recording(dist.ProcessGroup):
             def __init__(self, rank, size):
                 super().__init__(rank, size)
                 self.calls = []
+
+            def _get_backend(self, device):
+                return SimpleNamespace(name=lambda: "nccl")
 
             def send(self, tensors, peer, tag):
                 self.calls.append(f"send {peer}")

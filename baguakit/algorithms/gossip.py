@@ -193,7 +193,9 @@ class Gossip(OnGraph):
         c, k = self.compressor, round_of(self.topology, comm)
         own, others, targets = links(self.topology, comm.rank, comm.size, k)
         r, s = state["replica"][str(k)], state["neighbors"][str(k)]
-        runs = row_pieces(x.numel(), 1, x.is_cuda) if c.dense else (slice(x.numel()),)  # a sparse one selects from all
+        runs = (
+            row_pieces(x.numel(), 1, comm.by_nccl(x.device)) if c.dense else (slice(x.numel()),)
+        )  # a sparse one selects from all
         parts = [Piece(x[run], r[run], s[run], own, others) for run in runs]
         incoming = {p: [bytes_for(1, len(each.x), c, x.device) for each in parts] for p in others}
 
@@ -258,7 +260,7 @@ class Gossip(OnGraph):
 def zero_unless_finite(q: Tensor) -> Tensor:
     """Return q if all its values are finite, else zeros. The host does not wait for a GPU."""
     ok = finite(q)
-    return torch.where(ok, q, 0.0) if q.is_cuda else q if ok else torch.zeros_like(q)
+    return torch.where(ok, q, 0.0) if not q.is_cpu else q if ok else torch.zeros_like(q)
 
 
 @dataclass(frozen=True, repr=False)

@@ -97,13 +97,14 @@ class LowRankMean(Declared, Average):
         vectors = exact if wide is x else []  # are sent in one message with all P
         shapes = [piece.shape for piece in vectors]
         shapes += [torch.Size((span.shape[0], factor.shape[1])) for span, factor in zip(layout, known, strict=True)]
-        # On CPUs, Q is sent as Qᵀ = Pᵀ M, because Mᵀ P takes three times as long.
-        shapes += [factor.shape if x.is_cuda else factor.T.shape for factor in known]
+        # Over gloo, Q is sent as Qᵀ = Pᵀ M, because Mᵀ P takes three times as long on CPUs.
+        by_nccl = comm.by_nccl(x.device)
+        shapes += [factor.shape if by_nccl else factor.T.shape for factor in known]
         lengths = [math.prod(shape) for shape in shapes]
         messages, first = wide.new_empty(sum(lengths)), sum(lengths[: -len(layout)])
         parts = [part.view(shape) for part, shape in zip(messages.split(lengths), shapes, strict=True)]
         sent, p, q = parts[: len(vectors)], parts[len(vectors) : -len(layout)], parts[-len(layout) :]
-        q = [each.T for each in q] if x.is_cuda else q
+        q = [each.T for each in q] if by_nccl else q
         if residual is None:
             copy_all_(sent, vectors)
         else:

@@ -16,6 +16,7 @@ from torch.autograd import Variable
 from ..buckets import is_view
 from ..flights import BACKWARD, GradientRunner, Life, RuleRunner, Turn
 from ..keeping import Joint, tensors_of
+from ..lanes import current_stream
 from .landings import GRAD, LeafStreams, within_backward
 from .setup import AttachSetup
 
@@ -46,7 +47,7 @@ class Backward:
         self.passes = 0  # backward passes landed since the last step
         self.reached: set[Tensor] = set()  # parameters with a gradient of this backward
         self.touched: set[Tensor] = set()  # parameters with a gradient since the last landing, even under no_sync
-        self.leaves = LeafStreams() if life.setup.device.type == "cuda" else None
+        self.leaves = LeafStreams() if current_stream(life.setup.device) is not None else None
         self.arrived: dict[Tensor, None] | None = None  # parameters in the order in which gradients arrive, if recorded
         self.first = True  # no backward has ended yet
         self.held: list[tuple[Tensor, Tensor]] = []  # parameters, and their values at the first backward
@@ -292,7 +293,7 @@ class Backward:
         launched = [runner.buckets[i] for runner, i in self.order[: self.next]]
         if any(is_view(p.grad, view) for each in launched for p, view in zip(each.params, each.views, strict=True)):
             return "its gradients lie in the buckets; use zero_grad(set_to_none=True)"
-        if self.leaves is not None and self.scale is None:
+        if self.acting[0].channel.lane.clock.type == "cuda" and self.scale is None:
             return "on CUDA ranks run ahead of their gradients; pass attach a GradScaler, or do not catch the exception"
         return ""
 

@@ -108,7 +108,7 @@ class Engine(Life[AttachSetup]):
         """Make the buckets of the setup, and the runners that launch and land them."""
         setup, channels, self.since = self.setup, self.runtime.channels, self.clock.step
         self.ever, self._ids = setup.names, frozenset(map(id, setup.names))
-        self.log = Logbook(setup.device, on=self.runtime.comm.size > 1)
+        self.log = Logbook(channels[0].lane.clock, on=self.runtime.comm.size > 1)
         self.runners = []
         for i, (rule, cut) in enumerate(zip(setup.rules, setup.buckets_of_rules, strict=True)):
             channel, kind = channels[channel_of(rule)], GradientRunner if rule.what == "grad" else WeightRunner
@@ -134,7 +134,7 @@ class Engine(Life[AttachSetup]):
         flows = flows if self.runtime.comm.size > 1 else self.flows
         if (bucket_bytes, flows) == self.setting:
             return
-        if flows > 1 and self.setup.device.type == "cuda":
+        if flows > 1 and self.comm.by_nccl(self.setup.device):
             raise ValueError(f"flows={flows} divide what travels over gloo, and these parameters travel by NCCL; use 1")
         self._rebuild(partial(self.make, bucket_bytes=bucket_bytes), f"new buckets over {flows} flows", flows)
 

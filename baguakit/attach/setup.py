@@ -75,7 +75,7 @@ def make_setup(
     integer("bucket_bytes", bucket_bytes, 1)
     device = one_device(names)
     check_device(comm.group, device)
-    if comm.flows > 1 and device.type == "cuda":
+    if comm.flows > 1 and comm.by_nccl(device):
         raise ValueError(
             f"Comm(flows={comm.flows}) divides what travels over gloo, and these parameters travel by NCCL"
         )

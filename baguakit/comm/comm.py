@@ -1,8 +1,6 @@
 """A process group and the number of its current round, with methods that send messages. A single rank sends nothing."""
 
 import hashlib
-import json
-import pickle
 import uuid
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -18,13 +16,14 @@ from torch.distributed.distributed_c10d import Store
 
 from ..arguments import checked, instance, integer, tensor, truth
 from . import sending
-from .groups import HOSTS, Membership, backend_of, check_mesh, flat_group, inner_of, node_groups
-from .own import Flows, flows_of, let_go, longer, own_groups, shut_all
+from .groups import HOSTS, Membership, check_mesh, facts_of, flat_group, inner_of, node_groups
+from .own import Flows, flows_of, longer, own_groups, shut_all
 from .sending import FLAT, INTER, INTRA, LENGTHS, TAGS, Rider, Sent, SentFormat
+from .staging import AnyDevice, Staged, from_host, host_like, to_host
 
 
 @dataclass(frozen=True, eq=False)
-class Comm:
+class Comm(AnyDevice):
     """A group of ranks, the nodes that the group spans, and the round and step at which the group is used.
 
     Args:
@@ -86,16 +85,7 @@ class Comm:
             vars(self).update(_flows=flows_of(group, self._parts, self.flows, name, default_pg_timeout, store))
 
     def __repr__(self) -> str:
-        parts = {FLAT: "", INTRA: " within the node", INTER: " between nodes"}
-        names = {backend_of(self.group, device.type) for device in self.group._device_types}
-        said = [f"rank {self.rank} of {self.size}{parts[self._part]}", " and ".join(sorted(names))]
-        if self._parts is not None:
-            nodes, each = self._parts[1].size(), self._parts[0].size()
-            said.append(f"{nodes} node{'s' * (nodes != 1)} of {each}")
-        if self.flows > 1:
-            said.append(f"{self.flows} flows")
-        said += [f"{name} {at}" for name, at in (("round", self._round), ("step", self._step)) if at is not None]
-        return f"<Comm: {', '.join(said)}>"
+        return f"<Comm: {', '.join(facts_of(self))}>"
 
     @property
     def round(self) -> int:
@@ -180,6 +170,7 @@ class Comm:
     # Collectives on flat tensors. All ranks of the group call them in the same order.
 
     @checked
+    @from_host
     def all_reduce(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
         """Reduce `x` over the ranks in place, and return it. By default `op` is the sum."""
         if self.size == 1:
@@ -197,12 +188,15 @@ class Comm:
             tensor("x", x)
         if self.size == 1:
             return None
+        if self.stages(x):
+            return Staged(self.all_reduce_later(host := to_host(x), op), x, host)
         self._count(2 * (self.size - 1) / self.size * x.nbytes)
         options = dist.AllreduceOptions()
         options.reduceOp = op
         return self.group.allreduce([x], options)
 
     @checked
+    @from_host
     def reduce_scatter(self, x: Tensor) -> Tensor:
         """Return this rank's shard (k,) of the sum of `x` (size · k,) over the ranks."""
         if self.size == 1:
@@ -216,6 +210,7 @@ class Comm:
         return out
 
     @checked
+    @from_host
     def all_gather(self, x: Tensor) -> Tensor:
         """Return the tensors `x` (k, …) of all ranks, concatenated: (size · k, …)."""
         if self.size == 1:
@@ -233,6 +228,8 @@ class Comm:
     def all_gather_later(self, out: Tensor, x: Tensor) -> Any:
         """Begin to gather `x` (k, …) of all ranks into `out` (size · k, …); return the work, which has `.wait()`."""
         sending.check_gathered(out, x, self.size)
+        if self.stages(x):
+            return Staged(self.all_gather_later(host := host_like(out), to_host(x)), out, host)
         self._count((self.size - 1) * x.nbytes)
         return self._gather(out, x)
 
@@ -247,10 +244,13 @@ class Comm:
     def all_to_all_later(self, out: Tensor, rows: Tensor) -> Any:
         """Begin to send row r of `rows` (size, k) to rank r, and to receive row r of `out` from it; return the work."""
         sending.check_gathered(out, rows, 1, "rows")
+        if self.stages(rows):
+            return Staged(self.all_to_all_later(host := host_like(out), to_host(rows)), out, host)
         self._count((self.size - 1) * (rows.nbytes // self.size))
         return dist.all_to_all_single(out, rows, group=self.group, async_op=True)
 
     @checked
+    @from_host
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
         """Overwrite `x` with `x` of rank `source`, and return it."""
         integer("source", source, 0, self.size - 1)
@@ -262,18 +262,12 @@ class Comm:
     def gather_objects(self, value: Any, plain: bool = False) -> list[Any]:
         """Return each rank's `value`, by rank. Send it as a pickle or, if `plain`, as JSON, which cannot run code."""
         truth("plain", plain)
-        if self.size == 1:
-            return [value]
-        content = json.dumps(value).encode() if plain else pickle.dumps(value)
-        return [json.loads(row) if plain else pickle.loads(row) for row in sending.gather_bytes(content, self.group)]
+        return [value] if self.size == 1 else sending.gather_objects(value, self.group, plain)
 
     def broadcast_object(self, value: Any, source: int = 0) -> Any:
         """Return the picklable `value` of rank `source`; the `value` of other ranks is not read."""
         integer("source", source, 0, self.size - 1)
-        if self.size == 1:
-            return value
-        content = pickle.dumps(value if self.rank == source else None)
-        return pickle.loads(sending.broadcast_bytes(content, source, self.group))
+        return value if self.size == 1 else sending.broadcast_object(value, source, self.group)
 
     def _begin(self, nbytes: float) -> Flows | None:
         self._count(nbytes)
@@ -300,6 +294,8 @@ class Comm:
 
     def receive_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
         """Begin to receive `x` from `peer`; return the work. Call its `.wait()` before `x` is read."""
+        if self.stages(x):
+            return Staged(self.receive_later(host := host_like(x), peer, tag), x, host)
         tag = self._tag(x, peer, tag)
         if (flows := self._flows.get(self._part)) is not None:
             return flows.begin(x.view(-1), lambda s, group: group.recv([x.view(-1)[s]], peer, tag))
@@ -307,6 +303,8 @@ class Comm:
 
     def send_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
         """Begin to send `x` to `peer`; return the work. Call its `.wait()` before `x` is overwritten."""
+        if self.stages(x):
+            x = to_host(x)
         tag = self._tag(x, peer, tag)
         self._count(x.nbytes)
         if (flows := self._flows.get(self._part)) is not None:
@@ -335,7 +333,7 @@ class Comm:
         """
         self.agree_on_shares()
         device = next((x.device for x in (*outgoing.values(), *incoming.values())), device)
-        if device is not None and device.type == "cuda":
+        if device is not None and self.by_nccl(device):
             sending.warm(self.group, device)
             if outgoing or incoming:  # in one call: NCCL matches sends and receives only within a call
                 self.group._start_coalescing(device)
@@ -372,16 +370,12 @@ class Comm:
             flows, store: the number of flows, and the store to connect with; None means those of this `Comm`.
             parts: the groups that will be used, among "flat", "intra" and "inter". In each, a first message is sent.
         """
-        let_go()
-        count, timeout = integer("flows", self.flows if flows is None else flows, 1, 64), longer(timeout)
         store = self.group.get_group_store() if store is None else instance("store", store, Store, "a Store")
-        nodes = self._parts if count > 1 or not {INTRA, INTER}.isdisjoint(parts) else None
-        group, nodes = own_groups(self.group, nodes, name, timeout, device, store)
-        made = flows_of(group, nodes, count if self.size > 1 else 1, name, timeout, store)
+        count = integer("flows", self.flows if flows is None else flows, 1, 64)
+        group, nodes, made = own_groups(self, count, parts, name, longer(timeout), device, store)
         new = replace(self, group=group, mesh=None, _parts=nodes, flows=count if made else 1, _flows=made)
-        for each in new.groups():
-            if each is not group or FLAT in parts:
-                sending.warm(each, device)
+        for each in new.groups() if FLAT in parts else new.groups()[1:]:
+            sending.warm(each, device)
         return new
 
     def groups(self) -> list[Any]:

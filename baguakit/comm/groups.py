@@ -22,6 +22,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ..arguments import instance
 from .sending import INTER, INTRA
+from .staging import CPU, backend_of, is_staged
 
 T = TypeVar("T")
 HOSTS = "hosts"
@@ -66,23 +67,15 @@ lazy: WeakSet[Any] = WeakSet()
 
 
 def check_device(group: Any, device: torch.device) -> None:
-    """Raise a ValueError unless the group sends tensors on `device` by gloo (on a CPU) or by NCCL (on CUDA)."""
-    if device.type not in BACKENDS:
-        raise ValueError(f"baguakit trains on CPU (gloo) and CUDA (NCCL); these parameters are on {device}")
-    wanted, found = BACKENDS[device.type].name.lower(), backend_of(group, device.type)
-    if found != wanted:
+    """Raise a ValueError unless the group sends tensors on `device`: by NCCL, or from the host by gloo."""
+    if device.type == "meta":
+        raise ValueError("tensors on meta hold no values; move them to a device first: model.to_empty(device=…)")
+    by_gloo = device == CPU or is_staged(group, device)
+    if by_gloo and (found := backend_of(group, "cpu")) != "gloo":
         raise ValueError(
-            f"tensors on {device} need the backend {wanted}, and this group has {found} for them; "
-            "init_process_group('cpu:gloo,cuda:nccl') has both"
+            f"tensors on {device} are sent from the memory of the host by gloo, and this group has {found} for CPU "
+            "tensors; use init_process_group('gloo'), or, with NCCL for CUDA, 'cpu:gloo,cuda:nccl'"
         )
-
-
-def backend_of(group: Any, kind: str) -> str:
-    """Return the backend that a group uses for tensors on this kind of device, such as "gloo"; "nothing" if none."""
-    try:
-        return str(group._get_backend(torch.device(kind)).name()).lower()
-    except RuntimeError:
-        return "nothing"
 
 
 def store_of(group: Any, name: str) -> Any:
@@ -150,12 +143,13 @@ def own_group(like: Any, store: Any, name: str, timeout: timedelta, device: torc
     `dist.new_group` is not used: if only the members call it, torch's group counter changes on these ranks only. With
     `use_local_synchronization`, a second group of the same ranks finds the addresses of the first group and hangs.
     """
-    return group_over(store, name, like.rank(), members_of(like), [device.type], timeout)
+    kind = "cpu" if is_staged(like, device) else device.type
+    return group_over(store, name, like.rank(), members_of(like), [kind], timeout)
 
 
 def lazy_group(store: Any, rank: int, size: int, timeout: timedelta) -> Any:
     """Return a process group of `size` ranks over a store. Two ranks connect with their first message."""
-    kinds = ["cpu", *["cuda"] * torch.cuda.is_available()]
+    kinds = ["cpu", *["cuda"] * (torch.cuda.is_available() and dist.is_nccl_available())]
     return group_over(store, "elastic", rank, list(range(size)), kinds, timeout, lazily=True)
 
 
@@ -331,6 +325,19 @@ def node_groups(comm: Any) -> tuple[Any, Any]:
         return group_over(store, f"{name}/{part}", ranks.index(rank), members, kinds, default_pg_timeout)
 
     return made(f"{INTRA}{node}", nodes[node]), made(f"{INTER}{place}", [ranks[place] for ranks in nodes])
+
+
+def facts_of(comm: Any) -> list[str]:
+    """Return what the `repr` of a `Comm` says: its rank, backends, nodes, flows, round and step."""
+    part = {INTRA: " within the node", INTER: " between nodes"}.get(comm._part, "")
+    names = sorted({backend_of(comm.group, device.type) for device in comm.group._device_types})
+    said = [f"rank {comm.rank} of {comm.size}{part}", " and ".join(names)]
+    if comm._parts is not None:
+        nodes, each = comm._parts[1].size(), comm._parts[0].size()
+        said.append(f"{nodes} node{'s' * (nodes != 1)} of {each}")
+    if comm.flows > 1:
+        said.append(f"{comm.flows} flows")
+    return said + [f"{name} {at}" for name, at in (("round", comm._round), ("step", comm._step)) if at is not None]
 
 
 class Membership:

@@ -13,7 +13,7 @@ import ctypes
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import timedelta
 from itertools import accumulate, pairwise
 from typing import Any
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ..lanes import CpuLane
 from .groups import lazy, own_group
-from .sending import FLAT, INTER
+from .sending import FLAT, INTER, INTRA
 
 SMALLEST = 1 << 18  # bytes of the smallest message that is divided
 PERIOD = 16  # messages between two agreements
@@ -136,15 +136,17 @@ def set_timeout(group: Any, timeout: timedelta) -> None:
 
 
 def own_groups(
-    group: Any, parts: Parts, name: str, timeout: timedelta, device: torch.device, store: Any
-) -> tuple[Any, Parts]:
-    """Return a new flat group and, if `parts` are given, new (intra, inter) groups of the same ranks. Collective."""
-    own = own_group(group, store, f"{name}/flat", timeout, device)
-    if parts is None:
-        return own, None
-    places = (f"{name}/intra{parts[1].rank()}", f"{name}/inter{parts[0].rank()}")
-    intra, inter = (own_group(part, store, at, timeout, device) for part, at in zip(parts, places, strict=True))
-    return own, (intra, inter)
+    comm: Any, flows: int, parts: Collection[str], name: str, timeout: timedelta, device: torch.device, store: Any
+) -> tuple[Any, Parts, dict[str, Flows]]:
+    """Return new groups of the ranks of `comm`: flat, (intra, inter) or None, and flows. Collective."""
+    let_go()
+    nodes = comm._parts if flows > 1 or not {INTRA, INTER}.isdisjoint(parts) else None
+    group = own_group(comm.group, store, f"{name}/flat", timeout, device)
+    if nodes is not None:
+        places = (f"{name}/intra{nodes[1].rank()}", f"{name}/inter{nodes[0].rank()}")
+        intra, inter = (own_group(part, store, at, timeout, device) for part, at in zip(nodes, places, strict=True))
+        nodes = (intra, inter)
+    return group, nodes, flows_of(group, nodes, flows if comm.size > 1 else 1, name, timeout, store)
 
 
 def flows_of(group: Any, parts: Parts, count: int, name: str, timeout: timedelta, store: Any) -> dict[str, Flows]:

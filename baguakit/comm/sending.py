@@ -1,5 +1,7 @@
 """Calls and checks of messages, counts of bytes and formats, and the flags that are sent with a flight."""
 
+import json
+import pickle
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -8,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..arguments import describe, integer
+from .staging import CPU, is_staged
 
 TAGS = 1 << 31
 LENGTHS = 0x1E3779B1  # odd and large: messages of different lengths have tags that are far apart
@@ -40,6 +43,7 @@ def warm(group: Any, device: torch.device) -> None:
     NCCL makes its communicator in the first call, which waits for all ranks, even for ranks that send no message. Over
     gloo, each rank sends the byte to the next rank. So an interface that cannot reach the other hosts is noticed early.
     """
+    device = CPU if is_staged(group, device) else device
     if group.size() == 1 or device in _warm.setdefault(group, set()):
         return
     byte = torch.zeros(1, dtype=torch.uint8, device=device)
@@ -65,6 +69,17 @@ def check_gathered(out: Tensor, x: Tensor, size: int, name: str = "x") -> None:
         raise ValueError(
             f"out has room for {size} tensors like {name}; out is {describe(out)}, and {name} is {describe(x)}"
         )
+
+
+def gather_objects(value: Any, group: Any, plain: bool) -> list[Any]:
+    """Return each rank's `value`, by rank; sent as JSON if `plain`, else as a pickle. Collective."""
+    content = json.dumps(value).encode() if plain else pickle.dumps(value)
+    return [json.loads(row) if plain else pickle.loads(row) for row in gather_bytes(content, group)]
+
+
+def broadcast_object(value: Any, source: int, group: Any) -> Any:
+    """Return the picklable `value` of rank `source`. Collective."""
+    return pickle.loads(broadcast_bytes(pickle.dumps(value if group.rank() == source else None), source, group))
 
 
 def gather_bytes(content: bytes, group: Any) -> list[bytes]:

@@ -116,7 +116,7 @@ def load_bucket(runner: RuleRunner, i: int, names: Names, saved: Mapping[str, An
     if missing := [name for name in held if name not in parameters]:
         log.warning("%r remembers nothing of %s: it is new", runner.rule, ", ".join(missing))
     same = same_ranks and saved["cut"][i : i + 1] == [held]
-    make_missing(state, saved, bucket, names)
+    make_missing(state, saved, bucket, names, runner.channel.comm.home(bucket.flat.device))
     for path, tensor, carry in remembered(runner.rule.stage, state):
         if carry is not None:
             if fill_(tensor, parameters, bucket, names, path) and not same_ranks:
@@ -191,8 +191,11 @@ def whole_of(saved: Mapping[str, Any], names: Names) -> set[str]:
     return {path for path in odd if all(part.dim() == 0 for other, part, _ in parts if other == path)}
 
 
-def make_missing(state: State, saved: Mapping[str, Any], bucket: Bucket, names: Names) -> None:
-    """Add zeros to `state` for saved tensors that it lacks. An outer optimizer makes its state in the first step."""
+def make_missing(state: State, saved: Mapping[str, Any], bucket: Bucket, names: Names, device: torch.device) -> None:
+    """Add zeros to `state`, on `device`, for saved tensors that it lacks.
+
+    An outer optimizer makes its state in the first step.
+    """
     whole = whole_of(saved, names)
     for path, part in (item for p in bucket.params for item in saved["parameters"].get(names[p], {}).items()):
         if path.startswith("flight."):
@@ -203,4 +206,4 @@ def make_missing(state: State, saved: Mapping[str, Any], bucket: Bucket, names: 
             inside = inside.setdefault(name, {})
         if last not in inside:
             shape = part.shape if path in whole else bucket.flat.shape
-            inside[last] = torch.zeros(shape, dtype=part.dtype, device=bucket.flat.device)
+            inside[last] = torch.zeros(shape, dtype=part.dtype, device=device)

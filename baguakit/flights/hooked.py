@@ -11,6 +11,7 @@ from ..buckets import Bucket
 from ..comm import Comm
 from ..keeping import Joint
 from ..stages import Stage, call_stage
+from ..stages.base import init_stage
 from .checkpoint import load_bucket, save_runner, whole_of
 from .runner import RuleRunner
 
@@ -36,7 +37,7 @@ class HookRunner(RuleRunner):
             self.forget_from(i)
         self.places[called] = i
         bucket, comm = Bucket.of(flat, params), self.channel.comm.for_flight(self.round, None, self.number(i), {})
-        state = self.channel.together("new buckets", lambda _: self.rule.stage.init(bucket, comm))
+        state = self.channel.together("new buckets", lambda _: init_stage(self.rule.stage, bucket, comm))
         self.buckets.append(bucket)
         self.states.append(state)
         self.remembers_any = self.remembers()

@@ -26,7 +26,7 @@ from ..primitives import mean_
 from ..rules import Rule
 from ..runtime import Channel
 from ..stages import Hierarchical, Stage, State, call_stage
-from ..stages.base import has_phases, in_phases, remembered
+from ..stages.base import has_phases, in_phases, init_stage, remembered
 from ..topology.chosen import as_chosen, chooses
 from .losses import Tally, measured, relative_error
 
@@ -105,7 +105,7 @@ class RuleRunner:
         for i, bucket in enumerate(self.buckets):
             if self.rule.what == "data":
                 bucket.load("data")
-            states.append(self.rule.stage.init(bucket, comm.for_flight(0, None, self.number(i), {})))
+            states.append(init_stage(self.rule.stage, bucket, comm.for_flight(0, None, self.number(i), {})))
         self.states = states  # whole: those so far stay if a rank is lost meanwhile
 
     def number(self, bucket: int) -> int:
@@ -233,7 +233,8 @@ def clear_padding_(stage: Stage, state: State, bucket: Bucket, comm: Comm, besid
     length, zeros = bucket.flat.numel(), bucket.zeros if beside else None
     pairs, others = list[Pair](), list[Tensor]()
     for each in padding_of(stage, state, length - bucket.padding.numel(), length, comm):
-        if zeros is not None and each.dtype == zeros.dtype and 0 < each.numel() <= zeros.numel():
+        alike = zeros is not None and (each.dtype, each.device) == (zeros.dtype, zeros.device)
+        if zeros is not None and alike and 0 < each.numel() <= zeros.numel():
             pairs.append((each, zeros[: each.numel()]))
         elif each.numel():
             others.append(each)

@@ -8,6 +8,7 @@ longer than the launch of a kernel, and backward may wait for the host.
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache, partial, update_wrapper
 from importlib import import_module
+from importlib.util import find_spec
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -68,6 +69,12 @@ def uploaded(x: Tensor, device: torch.device) -> Tensor:
 def is_dense(x: Tensor) -> bool:
     """Return whether the values of a tensor fill its memory without gaps or overlaps, in any order."""
     return x.is_contiguous() or x.permute(sorted(range(x.dim()), key=x.stride, reverse=True)).is_contiguous()
+
+
+@cache
+def has_kernels(device: torch.device) -> bool:
+    """Return whether there are kernels for a device. On other devices, operations run as in the definition."""
+    return device.type == "cpu" or (device.type == "cuda" and find_spec("triton") is not None)
 
 
 def home_of(x: Tensor, family: str, *written: Tensor | None, in_c: bool = True) -> Any:

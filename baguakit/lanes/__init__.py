@@ -1,4 +1,4 @@
-"""Lanes: a lane is a CUDA stream or, on CPU, a thread, on which work overlaps with training.
+"""Lanes: a lane is a CUDA stream or a thread, on which work overlaps with training.
 
 A lane runs its work in the order of the launches. A `Flight` is one piece of launched work.
 """
@@ -10,27 +10,30 @@ import torch
 
 from .base import Flight, Lane, Moment, New, Phases, between, moment, passed, reader, temporaries
 from .cpu import CpuLane, whole
-from .cuda import CudaLane, current_stream, tensors_in
+from .cuda import CudaLane, tensors_in
+from .host import HostLane, current_stream, finish, streams_of
 
 __all__ = [
-    "CpuLane", "CudaLane", "Flight", "Lane", "Moment", "New", "Phases", "between", "current_stream", "lane",
-    "lane_of", "moment", "passed", "reader", "temporaries", "tensors_in", "whole",
+    "CpuLane", "CudaLane", "Flight", "HostLane", "Lane", "Moment", "New", "Phases", "between", "current_stream",
+    "finish", "lane", "lane_of", "moment", "passed", "reader", "streams_of", "temporaries", "tensors_in", "whole",
 ]  # fmt: skip
 
 
-def lane(device: torch.device, name: str = "baguakit lane") -> Lane:
-    """Return a new lane for tensors on `device`."""
-    return CudaLane(device) if device.type == "cuda" else CpuLane(name)
+def lane(device: torch.device, name: str = "baguakit lane", by_host: bool = False) -> Lane:
+    """Return a new lane for tensors on `device`. With `by_host`, its work sends them from the memory of the host."""
+    if device.type == "cpu":
+        return CpuLane(name)
+    return HostLane(device, name) if by_host or device.type != "cuda" else CudaLane(device)
 
 
 _lanes: "weakref.WeakKeyDictionary[Any, dict[torch.device, Lane]]" = weakref.WeakKeyDictionary()
 
 
-def lane_of(group: Any, device: torch.device) -> Lane:
+def lane_of(group: Any, device: torch.device, by_host: bool = False) -> Lane:
     """Return the lane for work that the user launches in `group`: one per device, to keep the order of launches."""
     lanes = _lanes.setdefault(group, {})
     if device not in lanes:
-        made = lanes[device] = lane(device)
+        made = lanes[device] = lane(device, by_host=by_host)
         if isinstance(made, CpuLane):
             weakref.finalize(group, made.close, False)
     return lanes[device]

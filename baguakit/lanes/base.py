@@ -115,7 +115,12 @@ class Flight:
 
 
 class Lane:
-    """A queue of work that runs in order, beside the training loop."""
+    """A queue of work that runs in order, beside the training loop.
+
+    Its moments are those of the device `clock`: of the CPU if a thread does the work, and the host waits for it.
+    """
+
+    clock = torch.device("cpu")
 
     def run(self, work: Callable[[], Any], name: str = "", in_phases: bool = False) -> Flight:
         """Put `work` on the lane. `name` is for profilers.

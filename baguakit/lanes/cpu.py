@@ -34,16 +34,28 @@ class CpuLane(Lane):
 
     def run(self, work: Callable[[], Any], name: str = "", in_phases: bool = False) -> "CpuFlight":
         if in_phases and self.beside is None:
-            self.beside = CpuLane(f"{self._name}, beside")
+            self.beside = self.another(f"{self._name}, beside")
         with in_profile("launch", name) if profiler._is_profiler_enabled else NO_RANGE:
-            flight = CpuFlight(work, name, self if in_phases else None)
+            flight = self.flight(work, name, self if in_phases else None)
             self.latest = flight if in_phases else None
             self._work.put(flight)
             if self._thread is None:
-                self._thread = threading.Thread(target=_fly_all, args=(self._work,), name=self._name, daemon=True)
+                self._thread = threading.Thread(target=_fly_all, args=(self,), name=self._name, daemon=True)
                 self._thread.start()
                 _threads[self._thread] = self._work
         return flight
+
+    def another(self, name: str) -> "CpuLane":
+        """Return a new lane of the same kind."""
+        return CpuLane(name)
+
+    def enter(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the context in which the thread does all work."""
+        return NO_RANGE
+
+    def flight(self, work: Callable[[], Any], name: str, lane: "CpuLane | None") -> "CpuFlight":
+        """Return a new flight; `lane` is this lane if the flight has phases."""
+        return CpuFlight(work, name, lane)
 
     def here(self) -> bool:
         return threading.current_thread() is self._thread
@@ -87,11 +99,13 @@ def end_threads() -> None:
             set_terminate(ctypes.cast(ctypes.CDLL(None).pause, ctypes.c_void_p))
 
 
-def _fly_all(work: "queue.SimpleQueue[CpuFlight | None]") -> None:
+def _fly_all(lane: CpuLane) -> None:
+    work, inside = lane._work, lane.enter()
+    del lane  # which ends with its user, not with its thread
     base._memory.kept = []
     held: CpuFlight | None = None  # its last phases are to be done here
     beside: CpuLane | None = None
-    with torch.no_grad():
+    with torch.no_grad(), inside:
         while (flight := work.get()) is not None:
             if held is not None and flight.lane is None:
                 held.finish()

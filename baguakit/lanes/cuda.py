@@ -15,16 +15,11 @@ from .base import Flight, Lane, Phases, in_profile, moment
 PRIORITY = 0
 
 
-def current_stream(device: torch.device) -> Any:
-    """Return the current stream of `device`; None if it has no streams."""
-    return torch.cuda.current_stream(device) if device.type == "cuda" else None
-
-
 class CudaLane(Lane):
     """A lane with a separate stream. Work begins after all work that was on the current stream at the launch."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
+        self.device = self.clock = device
         self.stream = torch.cuda.Stream(device, priority=PRIORITY)
         self._beside: Any = None  # another stream
         self._held: CudaFlight | None = None  # whose last phase is not due yet

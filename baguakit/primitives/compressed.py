@@ -76,15 +76,15 @@ PIECES, PIECE_VALUES = 8, 1 << 20
 BLOCKS, LINE = 1 << 13, 64
 
 
-def pieces_of(values: int, gpu: bool) -> int:
-    """Return the number of pieces for `values` values: 1 on a GPU, where overlap with the codec gains little."""
-    return 1 if gpu else max(1, min(PIECES, values // PIECE_VALUES))
+def pieces_of(values: int, by_nccl: bool) -> int:
+    """Return the number of pieces for `values` values: 1 over NCCL, where overlap with the codec gains little."""
+    return 1 if by_nccl else max(1, min(PIECES, values // PIECE_VALUES))
 
 
 @lru_cache(maxsize=1024)  # the lengths of a model's buckets are few
-def row_pieces(length: int, rows: int, gpu: bool) -> tuple[slice, ...]:
+def row_pieces(length: int, rows: int, by_nccl: bool) -> tuple[slice, ...]:
     """Return the slices that cut a row of `length` values into pieces, if `rows` rows are sent together."""
-    width = -(-length // pieces_of(length * rows, gpu))
+    width = -(-length // pieces_of(length * rows, by_nccl))
     width += -width % (BLOCKS if width >= 2 * BLOCKS else LINE)
     return tuple(slice(start, min(start + width, length)) for start in range(0, length, width or 1))
 
@@ -113,7 +113,7 @@ def mean_of_shards(
 ) -> Tensor:
     """Average the flat `x`, of any length, over all ranks in two hops. The last shard is padded with zeros.
 
-    With `Blockwise` on a GPU, the bool tensor `ok` is set to whether all values of the mean are finite.
+    With `Blockwise` over NCCL, the bool tensor `ok` is set to whether all values of the mean are finite.
     """
     n, rank, length = comm.size, comm.rank, x.numel()
     if length % n:
@@ -124,7 +124,7 @@ def mean_of_shards(
             residual.copy_(lost[:length])
         return x
     # `parts` has, for each piece, its values in one row for each rank, and their residual.
-    runs = [slice(n * part.start, n * part.stop) for part in row_pieces(length // n, n, x.is_cuda)]
+    runs = [slice(n * part.start, n * part.stop) for part in row_pieces(length // n, n, comm.by_nccl(x.device))]
     parts = [(x[run].view(n, -1), None if residual is None else residual[run].view(n, -1)) for run in runs]
     # For each piece, a rank receives its own shard from every rank, and then the averaged shard of each rank.
     shards, means = ([bytes_for(n, rows.shape[1], codec, x.device) for rows, _ in parts] for _ in range(2))
@@ -201,7 +201,7 @@ def mean_with_check_(
     """Average the flat `x` as `compressed_mean_` does.
 
     Returns:
-        With `check`, for `Blockwise` in two hops on a GPU: a bool tensor, True if the result is finite, which kernels
+        With `check`, for `Blockwise` in two hops over NCCL: a bool tensor, True if the result is finite, which kernels
         find out at no cost. Otherwise None.
     """
     if not compresses(x, codec, comm, comm.size) or comm.size == 1:
@@ -211,7 +211,7 @@ def mean_with_check_(
     elif in_one_hop(x.numel(), codec, comm.size):
         _mean_of_rows(x, codec, comm, residual)
     else:
-        checks = check and x.is_cuda and isinstance(codec, Blockwise)
+        checks = check and comm.by_nccl(x.device) and isinstance(codec, Blockwise)
         ok = torch.empty((), dtype=torch.bool, device=x.device) if checks else None
         mean_of_shards(x, codec, comm, residual, ok)
         return ok

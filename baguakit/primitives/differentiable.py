@@ -88,7 +88,7 @@ def _exchange(
     """
     n, device, dtype = comm.size, leaving[0].device, leaving[0].dtype
     peers = [rank for rank in range(n) if rank != comm.rank]
-    sent, heard = ({p: cut(parts[p], n, compressor) for p in peers} for parts in (leaving, coming))
+    sent, heard = ({p: cut(parts[p], compressor, comm) for p in peers} for parts in (leaving, coming))
     pieces = [each for part in (*sent.values(), *heard.values()) for each in part]
     plain = [piece.numel() for piece, form in pieces if form is None]
     if compressor is not None and len(plain) < len(pieces):
@@ -118,14 +118,14 @@ def _exchange(
             form._unchecked_decompress(incoming[p][i], piece.numel(), dtype, piece.view(1, -1))
 
 
-def cut(part: Tensor, n: int, compressor: Compressor | None) -> list[tuple[Tensor, Compressor | None]]:
+def cut(part: Tensor, compressor: Compressor | None, comm: Comm) -> list[tuple[Tensor, Compressor | None]]:
     """Return (piece, its compressor or None) for each piece of a part. An uncompressed part has one piece.
 
     The sender and the receiver of a part compute the same pieces, and no pieces for an empty part.
     """
     if compressor is None or not pays(part.numel(), part.itemsize, compressor, 1):
         return [(part, None)] if part.numel() else []
-    return [(part[piece], compressor) for piece in row_pieces(part.numel(), n, part.is_cuda)]
+    return [(part[piece], compressor) for piece in row_pieces(part.numel(), comm.size, comm.by_nccl(part.device))]
 
 
 def splits_of(

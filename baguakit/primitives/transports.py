@@ -32,12 +32,12 @@ def exchanged(
     more in a turn, its next turn begins when it has received as many bytes, minus the last message. If it sends fewer
     bytes, or over several flows, the next turn begins at once.
 
-    `outgoing` has the messages to each rank; an iterator may compute them in their turn. On a GPU it has at most one
+    `outgoing` has the messages to each rank; an iterator may compute them in their turn. Over NCCL it has at most one
     message to each rank. `incoming` has the tensors to receive the messages from each rank. All tensors are on
     `device`. Message i has the tag `tag` + i. Exchanges at the same time need different tags.
     """
     n, rank = comm.size, comm.rank
-    if device.type == "cuda":  # NCCL pairs sends with receives only within one call of the whole group
+    if comm.by_nccl(device):  # NCCL pairs sends with receives only within one call of the whole group
         first = {p: each[0] for p, each in incoming.items() if each}
         comm.exchange_each({p: x for p, each in outgoing.items() for x in each}, first, device)
         yield from ((p, 0) for p in first)
@@ -84,7 +84,7 @@ def scattered(comm: Comm, incoming: Sequence[Tensor], packed: Callable[[int, sli
     """
     n, rank = comm.size, comm.rank
     pieces = range(len(incoming))
-    if incoming[0].is_cuda:
+    if comm.by_nccl(incoming[0].device):
         for i in pieces:
             comm.all_to_all_later(incoming[i], packed(i, slice(n))).wait()
             yield i
@@ -107,7 +107,7 @@ def scattered(comm: Comm, incoming: Sequence[Tensor], packed: Callable[[int, sli
 
 def shared(comm: Comm, rows: Tensor, row: Tensor, tag: int = 0) -> None:
     """Send `row` (1, bytes) to all ranks at once, and fill `rows` (size, bytes); row q comes from rank q."""
-    if rows.is_cuda:
+    if comm.by_nccl(rows.device):
         comm.all_gather_later(rows, row).wait()
         return
     n, rank = comm.size, comm.rank
@@ -131,7 +131,7 @@ def gathered(
     exchange uses n tags for each piece, from `tag` on.
     """
     n, rank = comm.size, comm.rank
-    if incoming[0].is_cuda or len(incoming) == 1:  # one piece is decoded in one call
+    if comm.by_nccl(incoming[0].device) or len(incoming) == 1:  # one piece is decoded in one call
         for i, row in enumerate(packed):
             shared(comm, incoming[i], row, tag)
             yield slice(n), i

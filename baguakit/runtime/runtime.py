@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ..comm import FLAT, HOSTS, Comm, abort_all
 from ..comm.groups import PatientStore, error_in, host, lazy, next_name, ranks_by_host, store_of
+from ..comm.staging import CPU, is_staged
 from ..kernels import cpu
 from ..lanes import CpuLane, Lane, lane
 from ..monitor import LEFT, Collective, Monitor, PeerError, end_with_process, store_gone, store_silent
@@ -127,18 +128,18 @@ class Runtime(Generic[AnySetup]):
             self.over = True
             self.monitor.leave(LEFT)
             raise
-        device = self.setup.device
-        self.monitor.fly_on(device)
+        device, by_host = self.setup.device, comm.by_host(self.setup.device)
+        self.monitor.fly_on(CPU if by_host else device)
         with or_abandon(self):
             for number in range(1 + any(map(channel_of, self.setup.rules))):
                 own = self._own_comm(f"{self.name}/{number}", number)
-                self.channels.append(Channel(number, lane(device), own, self.monitor))
+                self.channels.append(Channel(number, lane(device, by_host=by_host), own, self.monitor))
             if not comm.membership.changes:
                 warn_of_shared_cards(self.channels[0], list(filter(packs_flat, self.setup.rules)))
             if any(rule.window == "free_running" for rule in self.setup.rules):
-                flat, cpu = Comm(comm.group), torch.device("cpu")
-                own = own_comm(flat, f"{self.name}/host", self.setup.timeout, cpu, self.monitor, {FLAT})
-                self.host = Channel(AGREEMENTS, lane(cpu), own, self.monitor)
+                flat = Comm(comm.group)
+                own = own_comm(flat, f"{self.name}/host", self.setup.timeout, CPU, self.monitor, {FLAT})
+                self.host = Channel(AGREEMENTS, lane(CPU), own, self.monitor)
 
     def _own_comm(self, name: str, channel: int, flows: int | None = None) -> Comm:
         setup = self.setup
@@ -249,7 +250,8 @@ def own_comm(
     """
     if comm.size == 1:
         return comm
-    current = torch.cuda.current_device() if device.type == "cuda" else None
+    by_nccl = device.type == "cuda" and not all(is_staged(group, device) for group in comm.groups())
+    current = torch.cuda.current_device() if by_nccl else None
     store = PatientStore(comm.group, monitor.wait_until) if current is None else None
 
     def made(comm: Comm) -> Comm:
@@ -300,9 +302,11 @@ def warm_up(stages: Sequence[Stage], tensors: Sequence[Tensor], channel: Channel
     """
     if channel.comm.size > 1:
         with channel.monitor.busy("compiling"):
-            if tensors and tensors[0].is_cpu:
+            if tensors and channel.comm.home(tensors[0].device) == CPU:
                 cpu.functions("mixing")  # what lands in the weights
             for stage, x in product(stages, tensors):
+                home = channel.comm.home(x.device)
+                x = x if home == x.device else torch.empty((), dtype=x.dtype, device=home).expand(x.shape)
                 for each in stage.whole():
                     each.prepare(x, channel.comm)
         if any(topologies_of(each) for stage in stages for each in stage.whole()):
@@ -318,7 +322,7 @@ def connect(stages: Iterable[Stage], x: Tensor, comm: Comm) -> None:
     """
     n = comm.size
     for stage in stages:
-        for topology in topologies_of(stage) if x.is_cuda or comm.group in lazy else ():
+        for topology in topologies_of(stage) if comm.by_nccl(x.device) or comm.group in lazy else ():
             for round in range(min(topology.period(n), ROUNDS)):
                 if not is_mean(topology, n, round):
                     _, sources, targets = links(topology, comm.rank, n, round)

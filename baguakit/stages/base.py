@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..arguments import Doors, describe
 from ..buckets import Bucket
-from ..comm import FLAT, Comm
+from ..comm import FLAT, Comm, to_device
 from ..compressors import Compressor
 from ..costs import Cost, Load, Place
 from ..expressions import expression
@@ -138,19 +138,33 @@ class Stage(Doors):
         return y, finite(y)
 
 
+def init_stage(stage: Stage, bucket: Bucket, comm: Comm) -> State:
+    """Return the state of a stage for a bucket, on the device where flights of the bucket compute."""
+    if comm.home(bucket.flat.device) != bucket.flat.device:
+        bucket = Bucket.of(comm.at_home(bucket.flat), bucket.params)
+    return stage.init(bucket, comm)
+
+
 def call_stage(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:
-    """Return `stage(x, state, comm)`. Raise a TypeError if the result is no tensor of the shape of `x`."""
-    return fitting(stage, x, stage._unchecked_call(x, state, comm))
+    """Return `stage(x, state, comm)`, computed on the device where flights of `x` compute.
+
+    Raise a TypeError if the result is no tensor of the shape of `x`.
+    """
+    here = x if x.is_cpu else comm.at_home(x)
+    result = fitting(stage, x, stage._unchecked_call(here, state, comm))
+    return result if here is x else to_device(x, result)
 
 
 def in_phases(stage: Stage, x: Tensor, state: State, comm: Comm, check: Callable[[], None]) -> Phases:
     """Do the same as `call_stage`, phase by phase, and call `check` between two phases."""
-    phases = stage.phases(x, state, comm)
+    here = x if x.is_cpu else comm.at_home(x)
+    phases = stage.phases(here, state, comm)
     while True:
         try:
             read = next(phases)
         except StopIteration as end:
-            return fitting(stage, x, end.value)
+            result = fitting(stage, x, end.value)
+            return result if here is x else to_device(x, result)
         yield read
         check()
 

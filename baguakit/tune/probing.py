@@ -180,7 +180,7 @@ def machine(comm: Comm, device: torch.device, compressors: Sequence[Compressor])
         flight.result()
 
     comm.gather_objects(None)
-    with closing(lane(device, "baguakit probe")) as beside:
+    with closing(lane(device, "baguakit probe", comm.by_host(device))) as beside:
         one, had = timed(products)
         two, _ = timed(both)
         launch, _ = timed(lambda: beside.run(lambda: None).result())
