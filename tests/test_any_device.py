@@ -1,0 +1,89 @@
+"""Every algorithm trains tensors of a device that the host cannot touch, and that is late: see `late_device`."""
+
+from functools import partial
+
+import late_device
+import pool
+import pytest
+import torch
+import torch.distributed as dist
+from everything import ALGORITHMS, averages_gradients, made, of_each_kind, runs_free
+from tiers import slow
+from training import batch, flat, net, sgd
+
+import baguakit as bk
+from baguakit.rules import rules_of
+
+pytestmark = pytest.mark.skipif(not late_device.supported(), reason="this torch has no devices in Python")
+ranks = partial(pool.ranks, late=True)
+STEPS = 5
+FEW = tuple(of_each_kind())
+REST = tuple(each for each in ALGORITHMS if each not in FEW)
+
+
+def trained(entry, device, steps=STEPS, optimizer=sgd, **options):
+    """Train on this rank; return the weights, the report, and by threads how often the host waited for the device."""
+    model = net().to(device)
+    opt = optimizer(model.parameters())
+    data = [[t.to(device) for t in batch(dist.get_rank(), step)] for step in range(steps)]
+    with bk.attach(model, opt, made(entry), **options) as att:
+        for step, (x, y) in enumerate(data):
+            if step == 1:  # the first step compares values on the host
+                late_device.waits.clear()
+            opt.zero_grad()
+            (model(x) - y).square().mean().backward()
+            opt.step()
+        waits = dict(late_device.waits)
+        report = att.report()
+    return flat(model).cpu(), report, waits
+
+
+def wrong_bits(entries, streams):
+    """Return what differs between the device and the CPU, by algorithm."""
+    different = {}
+    for entry in entries:
+        with late_device.flavour(streams):
+            there, _, waits = trained(entry, "late")
+        here, _, _ = trained(entry, "cpu")
+        if not (here.isfinite().all() and there.isfinite().all() and (runs_free(made(entry)) or here.equal(there))):
+            different[entry] = (here - there).abs().max().item()
+        if streams and not all(name.startswith("baguakit lane") for name in waits):
+            different[entry] = waits
+    return different
+
+
+@pytest.mark.parametrize(
+    "entries, streams", [(FEW, True), slow((REST, True)), slow((ALGORITHMS, False))], ids=["few", "rest", "no streams"]
+)
+def test_every_algorithm_has_the_bits_of_the_cpu(entries, streams):
+    """With streams, neither the training thread nor autograd's waits for the device."""
+    assert ranks(2, wrong_bits, entries, streams) == [{}, {}]
+
+
+def in_the_air(entry):
+    """Return whether a flight may be in the air after the last step: its bytes are sent already, or not yet."""
+    return any(rule.delay or rule.window == "between_steps" for rule in rules_of(made(entry)))
+
+
+def on_two_devices(entries):
+    """Return by algorithm the weights of ranks on two devices, those of ranks on CPUs, and the bytes that both sent."""
+    device, found = ("cpu", "late")[dist.get_rank() % 2], {}
+    for entry in entries:
+        mixed, report, _ = trained(entry, device)
+        alike, other, _ = trained(entry, "cpu")
+        found[entry] = mixed, alike, report.bytes_sent, other.bytes_sent
+    return found
+
+
+@pytest.mark.parametrize("entries", [FEW[:4], slow((FEW[4:] + REST,))], ids=["few", "rest"])
+def test_ranks_on_different_devices_train_as_on_one(entries):
+    """Two ranks on CPUs and two on the device: the weights and the bytes sent are those of four CPUs."""
+    entries = [each for each in entries if not runs_free(made(each))]
+    by_rank = ranks(4, on_two_devices, entries)
+    for entry in entries:
+        for found in by_rank:
+            mixed, alike, sent, other_sent = found[entry]
+            assert torch.equal(mixed, alike), entry
+            assert sent == other_sent or in_the_air(entry), entry
+            if averages_gradients(made(entry)):
+                assert torch.equal(mixed, by_rank[0][entry][0]), entry
