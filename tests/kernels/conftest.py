@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,29 @@ def device() -> str:
 def dynamo_started() -> None:
     """torch.compile has traced something: what torch.empty is, it looks up once and remembers."""
     torch.compile(lambda: torch.empty(1) * 0, backend="eager")()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interpreted_at_half_the_cost() -> Iterator[None]:
+    """Triton's interpreter replaces the language once a launch, and not in each call of a function again."""
+    if not os.environ.get("TRITON_INTERPRET"):
+        yield
+        return
+    from triton import language
+    from triton.language import core
+    from triton.runtime import interpreter
+
+    patch = interpreter._patch_lang
+
+    def patch_once(fn: Any) -> Any:
+        """Skip what is patched already: the language, or its core, which its own functions call."""
+        seen = set(map(id, fn.__globals__.values()))
+        found = [each for each in (language, core) if id(each) in seen]
+        return patch(fn) if any(core.is_builtin(each.load) for each in found) else None
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(interpreter, "_patch_lang", patch_once)
+        yield
 
 
 @pytest.fixture(autouse=True)
