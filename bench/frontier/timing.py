@@ -30,8 +30,28 @@ NETWORKS: dict[str, Cell] = {
     "1 Gb/s": {"rate": "1gbit"},
     "one link of 50 Mb/s among 500": {"rate": "500mbit", "slow_link": "50mbit"},
     "one straggler, 500 Mb/s": {"rate": "500mbit", "straggler": True},
+    "two cities": {"rate": "1gbit", "nodes": 2, "between": "100mbit", "delay": "25ms"},
 }
 MORE = ("100 Mb/s",)  # also with 8 hosts
+FAR = "two cities"  # where only these are timed
+SENT_FAR = (
+    "DDP",
+    "DDP, bf16 hook",
+    "DDP, PowerSGD hook",
+    "bytegrad",
+    "bytegrad, 4 bits",
+    "bytegrad, 2 bits",
+    "local_sgd",
+    "diloco",
+    "diloco, 4 bits",
+    "MuLoCo",
+    "NoLoCo",
+    "Streaming DiLoCo",
+    "low_precision_decentralized",
+    "async_model_average",
+    "hivemind",
+    "torchft, DiLoCo",
+)
 REAL = (  # trained on the network itself from beginning to end: (contender, network, steps or, of free ones, seconds)
     ("DDP", "1 Gb/s", 800),
     ("bytegrad", "100 Mb/s", 300),
@@ -40,6 +60,8 @@ REAL = (  # trained on the network itself from beginning to end: (contender, net
     ("decentralized", "500 Mb/s", 300),
     ("diloco", "100 Mb/s", 300),
     ("SparseLoCo", "100 Mb/s", 300),
+    ("DDP", "two cities", 300),
+    ("diloco, 4 bits", "two cities", 800),
 )
 OPTIONS = {"steps", "lr", "seconds", "every_seconds", "loopback"}  # of a cell; the rest is what is measured, and where
 FREE: Cell = {"seconds": 240.0, "every_seconds": 10.0}  # a training whose ranks do not wait for each other
@@ -53,14 +75,20 @@ def cells(some: Sequence[Contender], table: Table) -> list[Cell]:
         table: of the trainings on loopback, from which their learning rates are.
     """
     waiting = [each for each in some if not each.free]
-    found = [timed(each, name) for name in NETWORKS for each in (ALONE, *waiting)]
+    found = [timed(each, name) for name in NETWORKS for each in (ALONE, *on(name, waiting))]
     more = [each for each in waiting if each.name in AT_MORE]
     found += [timed(each, name, hosts=8) for name in MORE for each in (ALONE, *more)]
     for name, network, steps in REAL:
         for each in some:
             if each.name == name and (tried := rates(table, each)):
                 found.append(cell(each, network, steps=steps, lr=best_rate(tried)))
-    return found + [cell(each, name, lr=each.lr, **FREE) for name in NETWORKS for each in some if each.free]
+    free = [each for each in some if each.free]
+    return found + [cell(each, name, lr=each.lr, **FREE) for name in NETWORKS for each in on(name, free)]
+
+
+def on(network: str, some: Sequence[Contender]) -> list[Contender]:
+    """Return those of some contenders that are timed on a network."""
+    return [each for each in some if network != FAR or each.name in SENT_FAR]
 
 
 def timed(each: Contender, network: str, hosts: int = HOSTS) -> Cell:

@@ -16,6 +16,7 @@ from .table import Table
 UNSHAPED = "unshaped"
 LIMIT = 1200.0  # seconds for a cell
 MARK = "RESULT "
+NETWORK = ("hosts", "rate", "nodes", "between", "flow_cap", "delay", "jitter", "loss", "slow_link")
 
 Cell = dict[str, Any]
 
@@ -23,24 +24,25 @@ Cell = dict[str, Any]
 def measure(cells: Sequence[Cell], table: Table, module: str) -> int:
     """Run `python -m module CELLS` on the hosts of all cells that are not in the table; return how many failed.
 
-    A cell has "hosts" and "rate" among its entries, and may have "flow_cap", and "slow_link", the rate of the last
-    host's link; neighbours with the same share a launch. Rank 0 prints a line for each when it is done. One that fails
-    ends the launch, and the next launch goes on behind it. Where there can be no laboratory, only what is neither
-    shaped nor capped is measured.
+    A cell has "hosts" and "rate" among its entries, and may have "slow_link", the rate of the last host's link, and
+    other arguments of `Lab`; neighbours with the same share a launch. Rank 0 prints a line for each when it is done.
+    One that fails ends the launch, and the next launch goes on behind it. Where there can be no laboratory, only what
+    is neither shaped nor capped is measured.
     """
     reason = obstacle()
     if reason:
         print(f"Only the unshaped network is measured, over loopback: {reason}", file=sys.stderr)
-        cells = [{**cell, "loopback": True} for cell in cells if network(cell)[1:] == (None, None, None)]
+        cells = [{**cell, "loopback": True} for cell in cells if set(network(cell)) == {"hosts"}]
     due = [cell for cell in cells if cell not in table]
     failed = 0
     with tqdm(initial=len(cells) - len(due), total=len(cells), unit="cell", dynamic_ncols=True) as bar:
-        for (hosts, rate, cap, slow), together in itertools.groupby(due, key=network):
-            left = list(together)
+        for wanted, together in itertools.groupby(due, key=network):
+            slow, left = wanted.get("slow_link"), list(together)
+            given = {name: value for name, value in wanted.items() if name != "slow_link"}
             while left:
-                with Loopback(hosts) if reason else Lab(hosts, rate, flow_cap=cap) as lab:
+                with Loopback(**given) if reason else Lab(**given) as lab:
                     if slow is not None:
-                        lab.set_rate(hosts - 1, slow)
+                        lab.set_rate(lab.hosts - 1, slow)
                     ranks = lab.start([sys.executable, "-m", module, json.dumps(left)])
                     words = follow(ranks, left, table, bar)
                 if left:
@@ -52,13 +54,9 @@ def measure(cells: Sequence[Cell], table: Table, module: str) -> int:
     return failed
 
 
-def network(cell: Cell) -> tuple[int, str | None, str | None, str | None]:
-    """The network of a cell: hosts, the rate of their links, the cap of a connection, and the rate of the last link.
-
-    None is unlimited, or the rate of the others.
-    """
-    rate = None if cell["rate"] == UNSHAPED else cell["rate"]
-    return cell["hosts"], rate, cell.get("flow_cap"), cell.get("slow_link")
+def network(cell: Cell) -> Cell:
+    """The network of a cell: the arguments of its laboratory, and "slow_link", where they are given."""
+    return {name: cell[name] for name in NETWORK if cell.get(name, UNSHAPED) not in (None, UNSHAPED)}
 
 
 def follow(ranks: Ranks, left: list[Cell], table: Table, bar: Any) -> str:

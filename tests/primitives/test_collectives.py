@@ -211,21 +211,21 @@ def test_draws_differ_by_rank_and_by_part():
 
 @pytest.mark.parametrize("n", SIZES)
 def test_what_is_sent_in_pieces_is_as_if_sent_whole(n):
-    """All results are equal, bit for bit, in one piece and in several, at once and in turns."""
+    """All results are equal, bit for bit, in one piece and in several, to all at once and around a ring."""
 
     def run():
         from baguakit.primitives import compressed as pieces
         from baguakit.primitives import transports
 
         expected, right = all_of_them(bk.Comm()), []
-        usual = pieces.PIECE_VALUES, transports.TURN
+        usual = pieces.PIECE_VALUES, transports.RING
         try:
             pieces.PIECE_VALUES = 1 << 10
-            for transports.TURN in (usual[1], 1):
+            for transports.RING in (usual[1], 1):
                 found = all_of_them(bk.Comm())
                 right += [torch.equal(a, b) for a, b in zip(expected, found, strict=True)]
         finally:
-            pieces.PIECE_VALUES, transports.TURN = usual
+            pieces.PIECE_VALUES, transports.RING = usual
         return right
 
     assert ranks(n, run) == [[True] * 14] * n
