@@ -45,10 +45,11 @@ def exchanged(
     distances = sorted({(p - rank) % n for p in outgoing} | {(rank - q) % n for q in incoming})
     sends: list[Any] = []
     for i, messages in enumerate(zip_longest(*(outgoing.get((rank + s) % n, ()) for s in distances))):
-        for s, x in zip(distances, messages, strict=True):
-            if x is not None:
-                sends.append(comm.send_later(x, (rank + s) % n, tag + i))
-                comm.met()
+        pairs = zip(distances, messages, strict=True)
+        sends += [comm.send_later(x, (rank + s) % n, tag + i) for s, x in pairs if x is not None]
+        comm.met()
+    if works:
+        comm.met()
     for q, i in sorted(works, key=lambda at: (at[1], (rank - at[0]) % n)):
         works[q, i].wait()
         yield q, i

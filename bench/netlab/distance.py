@@ -32,7 +32,7 @@ UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 
 @dataclass(frozen=True)
 class Way:
-    """What frames meet between two nodes.
+    """The delay of frames between two nodes, and their loss.
 
     Attributes:
         there, back: seconds from a node to a later one, and to an earlier one.
@@ -75,7 +75,7 @@ def order(way: Way) -> bytes:
 
 
 class Core:
-    """What the nodes' cables meet: learns behind which of them an address is, and lets frames wait."""
+    """The middle, where the nodes' cables meet: it learns behind which an address is, and lets frames wait."""
 
     def __init__(self, interfaces: list[str]) -> None:
         self.sockets = [_opened(interface) for interface in interfaces]
