@@ -8,14 +8,18 @@
 #define SMALLEST 0x1p-126f
 enum { WIDEST = 8192, SLACK = 64, AT_ONCE = 8, AHEAD = 1024, LEAST = 64, SPAN = 1024 };
 
-/* Vectors of the machine. Compilers take these two operations only as intrinsics: bytes widened, and a table read. */
-#ifdef __AVX512F__
+/* Vectors of the machine. Compilers take some operations only as intrinsics: bytes widened, fp16 read, a table read. */
+#ifdef __AVX512BW__
 enum { LANES = 16 };
 #define WIDENED(bytes) (places)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)(bytes)))
+#define WIDENED_HALF(bytes) (halves)_mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)(bytes)))
+#define FROM_FP16(h) (lanes)_mm512_cvtph_ps((__m256i)(h))
 #define LOOK_UP(table, at) (lanes)_mm512_permutexvar_ps((__m512i)(at), (__m512)(table))
-#elif defined __AVX2__
+#elif defined __AVX2__ && defined __F16C__
 enum { LANES = 8 };
 #define WIDENED(bytes) (places)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)(bytes)))
+#define WIDENED_HALF(bytes) (halves)_mm_cvtepi8_epi16(_mm_loadl_epi64((const void *)(bytes)))
+#define FROM_FP16(h) (lanes)_mm256_cvtph_ps((__m128i)(h))
 #else
 enum { LANES = 4 };
 #define WIDENED(bytes) (places){(bytes)[0], (bytes)[1], (bytes)[2], (bytes)[3]}
@@ -24,6 +28,7 @@ enum { LANES = 4 };
 
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t places __attribute__((vector_size(4 * LANES)));
+typedef int16_t halves __attribute__((vector_size(2 * LANES)));
 
 typedef struct {
     int32_t float8, bits, wide, padded, rotated;
@@ -223,14 +228,6 @@ INLINE void join_plane(uint8_t *restrict codes, i64 width, const int p, uint8_t 
     }
 }
 
-INLINE void split_plane(const uint8_t *restrict in, i64 width, const int p, uint8_t *restrict codes)
-{
-#pragma GCC unroll 8
-    for (int s = 0; s < 8 / p; s++)
-        for (i64 i = 0; i < width; i++)
-            codes[s * width + i] = (uint8_t)(codes[s * width + i] << p % 8 | (in[i] >> s * p & ((1 << p) - 1)));
-}
-
 INLINE i64 plane_at(const Form *f, int plane, int p, i64 b) { return f->planes_at[plane] + b * f->block * p / 8; }
 
 /* Pack n codes, which have SLACK bytes beyond them, as block b of a row; the codes are lost. */
@@ -250,40 +247,32 @@ APART void join(const Form *f, uint8_t *codes, i64 n, i64 b, uint8_t *row)
     }
 }
 
+/* Write the codes of block b of a row to bytes, which have SLACK more. */
 APART void split(const Form *f, const uint8_t *row, i64 n, i64 b, uint8_t *codes)
 {
     memset(codes, 0, (size_t)n + SLACK);
-    int plane = __builtin_popcount((unsigned)f->bits);
-    for (int p = 1; p <= 8; p *= 2) { /* the highest bits first */
+    for (int p = 8, plane = 0, low = 0; p; p /= 2) {
         if (!(f->bits & p)) continue;
         const i64 width = (n * p + 7) / 8;
-        const uint8_t *in = row + plane_at(f, --plane, p, b);
-        for (i64 i = 0; i < width; i += 64) __builtin_prefetch(in + i + AHEAD);
-        if (p == 8) split_plane(in, width, 8, codes);
-        if (p == 4) split_plane(in, width, 4, codes);
-        if (p == 2) split_plane(in, width, 2, codes);
-        if (p == 1) split_plane(in, width, 1, codes);
+        const uint8_t *in = row + plane_at(f, plane++, p, b);
+        for (i64 i = 0; i < n; i++) codes[i] |= (uint8_t)((in[i % width] >> i / width * p & ((1 << p) - 1)) << low);
+        low += p;
     }
-    memset(codes + n, 0, SLACK);
 }
 
 /* ---- codes to sums of values ---- */
 
 typedef struct {
-    const uint8_t *codes;
+    const uint8_t *bytes;
     float step, bottom, weight;
-    int32_t m, unit; /* of float8: the exponent of its smallest normal number times the step, less one */
-    lanes table;     /* values by code, repeated */
+    lanes table; /* values by code, repeated */
 } Row;
 
-INLINE void set_row(Row *r, const Form *f, Grid g, const uint8_t *codes, float weight)
+INLINE void set_row(Row *r, const Form *f, const uint8_t *bytes, Grid g, float weight)
 {
-    r->codes = codes, r->step = g.step, r->bottom = g.bottom, r->weight = weight, r->m = f->m;
-    if (f->float8) {
-        int broken = g.step != g.step;
-        r->unit = (int32_t)(broken ? 0x3f800000 : bits_of(g.step)) + (f->e - 1) * (1 << 23);
-        if (broken) r->weight = NAN;
-    } else if (f->bits <= 4) {
+    r->bytes = bytes, r->step = g.step, r->bottom = g.bottom, r->weight = weight;
+    if (f->float8) r->step *= f->m == 3 ? 256 : 1; /* between the biases of fp16 and of the code */
+    if (f->bits <= 4) {
         static const int32_t counting[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
         places at;
         memcpy(&at, counting, sizeof at);
@@ -291,29 +280,35 @@ INLINE void set_row(Row *r, const Form *f, Grid g, const uint8_t *codes, float w
     }
 }
 
-INLINE lanes value(const Row *r, places u, const int p, const int float8)
+/* Codes of float8 have the bits of an fp16 number, apart from the bias of its exponent. */
+INLINE lanes float8_value(const uint8_t *bytes, const int m)
 {
-    if (float8) {
-        places size = u & 0x7f, subnormal = size < 1 << r->m; /* a part is (1 + part) - 1 */
-        size += subnormal & (1 << r->m);
-        lanes x = (lanes)((size << (23 - r->m)) + r->unit) - (lanes)(subnormal & ((1 << 23) + r->unit));
-        return (lanes)((places)x | (u & 0x80) << 24) * r->weight;
-    }
-#ifdef LOOK_UP
-    if (p <= 4) return LOOK_UP(r->table, u);
+#ifdef FROM_FP16
+    return FROM_FP16(WIDENED_HALF(bytes) << (10 - m) & (int16_t)(m == 3 ? 0xbf80 : 0xff00));
+#else
+    const places u = WIDENED(bytes), rest = (u & 0x7f) << (23 - m);
+    const lanes x = (lanes)rest * 0x1p112f;
+    return (lanes)((u & 0x80) << 24 | ((places)x | ((rest >= 0x0f800000) & 0x7f800000)));
 #endif
-    return (__builtin_convertvector(p < 8 ? u & ((1 << p) - 1) : u, lanes) + r->bottom) * r->step * r->weight;
 }
 
 typedef struct { const float *from; float begin; } Start; /* of sums: values, or else one for all */
 static const Start ZERO = {NULL, 0.0f}, NOTHING = {NULL, -0.0f}; /* -0 + x = x for any x */
 
-/* Write the sums of rows of n codes of p bits, in stripes of whole vectors, to `out`. */
-INLINE void add_codes(const Row *rows, i64 count, const int p, const int float8, i64 n, Start start, float *out)
+#ifdef LOOK_UP /* takes no more bits of a place than its table has */
+#define MASKED(bits, p) ((bits) > 4 ? (p) < 8 : (p) < (bits) && (p) > 1)
+#else
+#define MASKED(bits, p) ((p) < 8)
+#endif
+
+/* Write the sums of rows of n codes to `out`. A pass takes whole vectors of each stripe of the narrowest plane. */
+INLINE void add_codes(
+    const Row *rows, i64 count, const int bits, const int m, const int weighted, const i64 *at, i64 n, Start start,
+    float *out)
 {
     enum { MOST = 8 };
-    const int stripes = 8 / p, beside = p == 8 ? 4 : p == 4 ? 2 : 1; /* vectors of one stripe in a pass */
-    const i64 width = n * p / 8;
+    const int least_bits = bits & -bits, stripes = 8 / least_bits, beside = least_bits > 1 ? least_bits / 2 : 1;
+    const i64 width = n * least_bits / 8;
     for (i64 i = 0; i < width; i += beside * LANES) {
         lanes sums[MOST];
 #pragma GCC unroll 8
@@ -322,13 +317,32 @@ INLINE void add_codes(const Row *rows, i64 count, const int p, const int float8,
             if (start.from) memcpy(&sums[k], start.from + k / beside * width + i + k % beside * LANES, sizeof *sums);
         }
         for (i64 r = 0; r < count; r++)
-#pragma GCC unroll 4
-            for (int j = 0; j < beside; j++) {
-                const uint8_t *bytes = rows[r].codes + i + j * LANES;
-                const places u = WIDENED(bytes);
-                if (j * LANES % 64 == 0) __builtin_prefetch(bytes + AHEAD); /* rows are too many to guess */
 #pragma GCC unroll 8
-                for (int s = 0; s < stripes; s++) sums[s * beside + j] += value(&rows[r], u >> s * p, p, float8);
+            for (int k = 0; k < stripes * beside; k++) {
+                const int s = k / beside, j = k % beside;
+                lanes x = {0};
+                places u = {0};
+#pragma GCC unroll 4
+                for (int p = 8, plane = 0, low = 0; p; p /= 2) {
+                    if (!(bits & p)) continue;
+                    const int turns = p / least_bits;
+                    const uint8_t *bytes = rows[r].bytes + at[plane++] + s % turns * width + i + j * LANES;
+                    if (s < turns && j * LANES % 64 == 0) __builtin_prefetch(bytes + AHEAD);
+                    if (m) x = float8_value(bytes, m);
+                    else u |= (WIDENED(bytes) >> s / turns * p & (MASKED(bits, p) ? (1 << p) - 1 : -1)) << low;
+                    low += p;
+                }
+#ifdef LOOK_UP
+                if (bits <= 4)
+                    x = LOOK_UP(rows[r].table, u);
+                else
+#endif
+                {
+                    if (!m) x = __builtin_convertvector(u, lanes) + rows[r].bottom;
+                    x *= rows[r].step;
+                    if (weighted) x *= rows[r].weight;
+                }
+                sums[k] += x;
             }
 #pragma GCC unroll 8
         for (int k = 0; k < stripes * beside; k++)
@@ -336,17 +350,31 @@ INLINE void add_codes(const Row *rows, i64 count, const int p, const int float8,
     }
 }
 
-#define ADD(p, float8, name) \
-    APART void name(const Row *r, i64 n, i64 m, Start s, float *out) { add_codes(r, n, p, float8, m, s, out); }
-ADD(8, 1, add_float8)
-ADD(8, 0, add_8)
-ADD(4, 0, add_4)
-ADD(2, 0, add_2)
-ADD(1, 0, add_1)
+typedef void Add(const Row *rows, i64 count, const i64 *at, i64 n, Start start, float *out);
+#define ADD(name, bits, m, weighted) \
+    APART void name(const Row *rows, i64 count, const i64 *at, i64 n, Start start, float *out) \
+    { \
+        add_codes(rows, count, bits, m, weighted, at, n, start, out); \
+    }
+ADD(add_1, 1, 0, 1)
+ADD(add_2, 2, 0, 1)
+ADD(add_3, 3, 0, 1)
+ADD(add_4, 4, 0, 1)
+ADD(add_5, 5, 0, 1)
+ADD(add_6, 6, 0, 1)
+ADD(add_7, 7, 0, 1)
+ADD(add_8, 8, 0, 0)
+ADD(add_e4m3, 8, 3, 0)
+ADD(add_e5m2, 8, 2, 0)
+ADD(add_weighted_8, 8, 0, 1)
+ADD(add_weighted_e4m3, 8, 3, 1)
+ADD(add_weighted_e5m2, 8, 2, 1)
 
-INLINE void add_coded(const Form *f, const Row *rows, i64 count, int p, i64 n, Start start, float *out)
+INLINE Add *adder(const Form *f, int bits, int weighted)
 {
-    (f->float8 ? add_float8 : p == 8 ? add_8 : p == 4 ? add_4 : p == 2 ? add_2 : add_1)(rows, count, n, start, out);
+    static Add *const adders[] = {add_1, add_2, add_3, add_4, add_5, add_6, add_7, add_8, add_e4m3, add_e5m2,
+                                  add_weighted_8, add_weighted_e4m3, add_weighted_e5m2};
+    return adders[bits < 8 ? bits - 1 : 7 + (f->float8 ? 5 - f->m - 1 : 0) + 3 * weighted];
 }
 
 /* Write sums of rows to `out`, which has SLACK values beyond n unless n is a multiple of SLACK. */
@@ -355,19 +383,20 @@ APART void add_rows(
 {
     uint8_t codes[WIDEST + SLACK];
     Row rows[AT_ONCE];
-    const i64 all = rounded_up(n);
-    const int whole = !(n & (f->bits == 1 ? 2 * SLACK - 1 : SLACK - 1)); /* stripes are whole vectors */
-    const int direct = whole && !(f->bits & (f->bits - 1));              /* else they are split first */
-    const int p = direct ? f->bits : 8;
-    if (count == 0) add_8(rows, 0, all, start, out);
-    for (i64 r = 0, now; r < count; r += now, start.from = out) {
-        now = direct ? least(count - r, AT_ONCE) : 1;
+    const int direct = !(n & (f->bits & 1 ? 2 * SLACK - 1 : SLACK - 1)); /* stripes are whole vectors */
+    i64 at[3] = {0};
+    for (int p = 8, plane = 0; direct && p; p /= 2)
+        if (f->bits & p) at[plane] = plane_at(f, plane, p, b), plane++;
+    for (i64 r = 0, now; r < count || r == 0; r += now, start.from = out) {
+        now = direct ? least(count - r, AT_ONCE) : r < count;
         for (i64 i = 0; i < now; i++) {
-            const uint8_t *row = packed + (r + i) * f->row, *at = row + plane_at(f, 0, p, b);
-            if (!direct) split(f, row, n, b, codes), at = codes;
-            set_row(&rows[i], f, read_header(f, row + f->header_at, b), at, weights ? weights[r + i] : 1);
+            const uint8_t *row = packed + (r + i) * f->row;
+            if (!direct) split(f, row, n, b, codes);
+            const Grid g = read_header(f, row + f->header_at, b);
+            set_row(&rows[i], f, direct ? row : codes, g, weights ? weights[r + i] : 1);
         }
-        add_coded(f, rows, now, p, all, start, out);
+        adder(f, direct ? f->bits : 8, weights != NULL)(rows, now, at, rounded_up(n), start, out);
+        if (now == 0) break;
     }
 }
 
@@ -408,8 +437,8 @@ APART void pack(const Call *c, const float *x, Span s, uint8_t *row, const float
         encode(f, x + j, n, g, c->drawn ? draws : NULL, codes);
         if (decoded) {
             Row r;
-            set_row(&r, f, g, codes, from ? -1 : 1);
-            add_coded(f, &r, 1, 8, rounded_up(n), from ? (Start){from + j, 0} : NOTHING, decoded + j);
+            set_row(&r, f, codes, from ? (Grid){-g.step, 0, g.bottom, 0} : g, 1);
+            adder(f, 8, 0)(&r, 1, (i64[]){0}, rounded_up(n), from ? (Start){from + j, 0} : NOTHING, decoded + j);
         }
         if (codes == space) join(f, codes, n, b, row);
     }
