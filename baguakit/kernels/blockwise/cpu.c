@@ -116,8 +116,6 @@ INLINE float largest_magnitude(const float *x, i64 n)
     return float_of((uint32_t)most);
 }
 
-INLINE float float_in_order(int32_t k) { return float_of((uint32_t)(k ^ (k >> 31 & INT32_MAX))); }
-
 APART Grid measure(const Form *f, const float *x, i64 n, int drawn)
 {
     const float top = (float)((1 << f->bits) - 1);
@@ -135,13 +133,16 @@ APART Grid measure(const Form *f, const float *x, i64 n, int drawn)
         float step = bf16_above(smaller(larger(size * (drawn ? 2.0f : f->spacing), SMALLEST), 0x1p127f));
         return (Grid){step, 1 / step, -top * f->unit, 0};
     }
-    int32_t least = INT32_MAX, most = INT32_MIN; /* in the order of the numbers, as integers: NaN are outermost */
+    int32_t least = INT32_MAX, most = INT32_MIN; /* as integers: negative numbers are in reverse, and NaN outermost */
+    uint32_t farthest = 0;
     for (i64 i = 0; i < n; i++) {
-        int32_t u = (int32_t)bits_of(x[i]), k = u ^ (u >> 31 & INT32_MAX);
-        least = k < least ? k : least;
-        most = k > most ? k : most;
+        uint32_t u = bits_of(x[i]);
+        least = (int32_t)u < least ? (int32_t)u : least;
+        most = (int32_t)u > most ? (int32_t)u : most;
+        farthest = u > farthest ? u : farthest;
     }
-    const float low = float_in_order(least), high = float_in_order(most), spread = high * 0.5f - low * 0.5f;
+    const float low = float_of(least < 0 ? farthest : (uint32_t)least);
+    const float high = float_of((uint32_t)(most < 0 ? least : most)), spread = high * 0.5f - low * 0.5f;
     if (spread - spread != 0) return (Grid){NAN, NAN, 0, 255};
     float step = larger(spread / ((top - (float)drawn) / 2), SMALLEST);
     const float reach = larger(fabsf(low), fabsf(high)) / (32760.0f * f->unit);
@@ -268,18 +269,6 @@ typedef struct {
     lanes table; /* values by code, repeated */
 } Row;
 
-INLINE void set_row(Row *r, const Form *f, const uint8_t *bytes, Grid g, float weight)
-{
-    r->bytes = bytes, r->step = g.step, r->bottom = g.bottom, r->weight = weight;
-    if (f->float8) r->step *= f->m == 3 ? 256 : 1; /* between the biases of fp16 and of the code */
-    if (f->bits <= 4) {
-        static const int32_t counting[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        places at;
-        memcpy(&at, counting, sizeof at);
-        r->table = (__builtin_convertvector(at & ((1 << f->bits) - 1), lanes) + g.bottom) * g.step * weight;
-    }
-}
-
 /* Codes of float8 have the bits of an fp16 number, apart from the bias of its exponent. */
 INLINE lanes float8_value(const uint8_t *bytes, const int m)
 {
@@ -301,7 +290,7 @@ static const Start ZERO = {NULL, 0.0f}, NOTHING = {NULL, -0.0f}; /* -0 + x = x f
 #define MASKED(bits, p) ((p) < 8)
 #endif
 
-/* Write the sums of rows of n codes to `out`. A pass takes whole vectors of each stripe of the narrowest plane. */
+/* Add codes of n values of some rows to sums. A pass takes whole vectors of each stripe of the narrowest plane. */
 INLINE void add_codes(
     const Row *rows, i64 count, const int bits, const int m, const int weighted, const i64 *at, i64 n, Start start,
     float *out)
@@ -350,54 +339,80 @@ INLINE void add_codes(
     }
 }
 
-typedef void Add(const Row *rows, i64 count, const i64 *at, i64 n, Start start, float *out);
-#define ADD(name, bits, m, weighted) \
-    APART void name(const Row *rows, i64 count, const i64 *at, i64 n, Start start, float *out) \
-    { \
-        add_codes(rows, count, bits, m, weighted, at, n, start, out); \
-    }
-ADD(add_1, 1, 0, 1)
-ADD(add_2, 2, 0, 1)
-ADD(add_3, 3, 0, 1)
-ADD(add_4, 4, 0, 1)
-ADD(add_5, 5, 0, 1)
-ADD(add_6, 6, 0, 1)
-ADD(add_7, 7, 0, 1)
-ADD(add_8, 8, 0, 0)
-ADD(add_e4m3, 8, 3, 0)
-ADD(add_e5m2, 8, 2, 0)
-ADD(add_weighted_8, 8, 0, 1)
-ADD(add_weighted_e4m3, 8, 3, 1)
-ADD(add_weighted_e5m2, 8, 2, 1)
+/* Rows to be added: `rows` with their codes `at` places of planes, and with headers. Rows are f->row bytes apart. */
+typedef struct { const Form *f; const uint8_t *rows, *headers; i64 count; const float *weights; float sign; i64 b, at[3]; } Rows;
 
-INLINE Add *adder(const Form *f, int bits, int weighted)
+INLINE void add_rows(const Rows *given, const int bits, const int m, i64 n, Start start, float *out)
 {
-    static Add *const adders[] = {add_1, add_2, add_3, add_4, add_5, add_6, add_7, add_8, add_e4m3, add_e5m2,
-                                  add_weighted_8, add_weighted_e4m3, add_weighted_e5m2};
-    return adders[bits < 8 ? bits - 1 : 7 + (f->float8 ? 5 - f->m - 1 : 0) + 3 * weighted];
+    Row rows[AT_ONCE];
+    const Form *f = given->f;
+    i64 r = 0, now;
+    do {
+        now = least(given->count - r, AT_ONCE);
+        for (i64 i = 0; i < now; i++) {
+            const Grid g = read_header(f, given->headers + (r + i) * f->row, given->b);
+            const float weight = given->weights ? given->weights[r + i] : 1;
+            rows[i].bytes = given->rows + (r + i) * f->row, rows[i].bottom = g.bottom, rows[i].weight = weight;
+            rows[i].step = g.step * given->sign * (m == 3 ? 256 : 1); /* between the biases of fp16 and of the code */
+            if (bits <= 4) {
+                static const int32_t counting[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+                places code;
+                memcpy(&code, counting, sizeof code);
+                rows[i].table = (__builtin_convertvector(code & ((1 << bits) - 1), lanes) + g.bottom) * g.step * weight;
+            }
+        }
+        if (bits < 8 || given->weights)
+            add_codes(rows, now, bits, m, 1, given->at, n, start, out);
+        else
+            add_codes(rows, now, bits, m, 0, given->at, n, start, out);
+        r += now, start.from = out;
+    } while (r < given->count);
 }
 
-/* Write sums of rows to `out`, which has SLACK values beyond n unless n is a multiple of SLACK. */
-APART void add_rows(
-    const Form *f, const uint8_t *packed, i64 count, const float *weights, i64 n, i64 b, Start start, float *out)
+#define ADD(name, bits, m) \
+    APART void name(const Rows *rows, i64 n, Start start, float *out) { add_rows(rows, bits, m, n, start, out); }
+ADD(add_1, 1, 0)
+ADD(add_2, 2, 0)
+ADD(add_3, 3, 0)
+ADD(add_4, 4, 0)
+ADD(add_5, 5, 0)
+ADD(add_6, 6, 0)
+ADD(add_7, 7, 0)
+ADD(add_8, 8, 0)
+ADD(add_e4m3, 8, 3)
+ADD(add_e5m2, 8, 2)
+
+INLINE void add_planes(const Rows *rows, int bits, i64 n, Start start, float *out)
+{
+    static void (*const each[])(const Rows *, i64, Start, float *) = {
+        add_1, add_2, add_3, add_4, add_5, add_6, add_7, add_8, add_e5m2, add_e4m3};
+    each[bits - 1 + (rows->f->float8 ? rows->f->m - 1 : 0)](rows, rounded_up(n), start, out);
+}
+
+APART void add_split(Rows given, i64 n, Start start, float *out)
 {
     uint8_t codes[WIDEST + SLACK];
-    Row rows[AT_ONCE];
-    const int direct = !(n & (f->bits & 1 ? 2 * SLACK - 1 : SLACK - 1)); /* stripes are whole vectors */
-    i64 at[3] = {0};
-    for (int p = 8, plane = 0; direct && p; p /= 2)
-        if (f->bits & p) at[plane] = plane_at(f, plane, p, b), plane++;
-    for (i64 r = 0, now; r < count || r == 0; r += now, start.from = out) {
-        now = direct ? least(count - r, AT_ONCE) : r < count;
-        for (i64 i = 0; i < now; i++) {
-            const uint8_t *row = packed + (r + i) * f->row;
-            if (!direct) split(f, row, n, b, codes);
-            const Grid g = read_header(f, row + f->header_at, b);
-            set_row(&rows[i], f, direct ? row : codes, g, weights ? weights[r + i] : 1);
-        }
-        adder(f, direct ? f->bits : 8, weights != NULL)(rows, now, at, rounded_up(n), start, out);
-        if (now == 0) break;
+    Rows one = given;
+    one.rows = codes, one.count = least(given.count, 1);
+    for (i64 r = 0; r < given.count || r == 0; r++, start.from = out) {
+        if (given.count) split(given.f, given.rows + r * given.f->row, n, given.b, codes);
+        add_planes(&one, 8, n, start, out);
+        one.headers += given.f->row, one.weights += one.weights != NULL;
     }
+}
+
+/* Write sums of block b of rows to `out`, which has SLACK values beyond n unless n is a multiple of SLACK. */
+INLINE void add_block(
+    const Form *f, const uint8_t *packed, i64 count, const float *weights, i64 n, i64 b, Start start, float *out)
+{
+    Rows rows = {f, packed, packed + f->header_at, count, weights, 1, b, {0}};
+    if (n & (f->bits & 1 ? 2 * SLACK - 1 : SLACK - 1)) { /* stripes are not whole vectors */
+        add_split(rows, n, start, out);
+        return;
+    }
+    for (int p = 8, plane = 0; p; p /= 2)
+        if (f->bits & p) rows.at[plane] = plane_at(f, plane, p, b), plane++;
+    add_planes(&rows, f->bits, n, start, out);
 }
 
 /* ---- operations ---- */
@@ -436,9 +451,8 @@ APART void pack(const Call *c, const float *x, Span s, uint8_t *row, const float
         write_header(f, g, row + f->header_at, b);
         encode(f, x + j, n, g, c->drawn ? draws : NULL, codes);
         if (decoded) {
-            Row r;
-            set_row(&r, f, codes, from ? (Grid){-g.step, 0, g.bottom, 0} : g, 1);
-            adder(f, 8, 0)(&r, 1, (i64[]){0}, rounded_up(n), from ? (Start){from + j, 0} : NOTHING, decoded + j);
+            const Rows one = {f, codes, row + f->header_at, 1, NULL, from ? -1 : 1, b, {0}};
+            add_planes(&one, 8, n, from ? (Start){from + j, 0} : NOTHING, decoded + j);
         }
         if (codes == space) join(f, codes, n, b, row);
     }
@@ -484,7 +498,7 @@ static void decompress_span(const Call *c, const Form *f, Span s)
 {
     float space[WIDEST + SLACK], *values = place_of(c, s, space);
     EACH_BLOCK(f, s) {
-        add_rows(f, c->packed + s.r * f->row, 1, NULL, n, b, NOTHING, values + j);
+        add_block(f, c->packed + s.r * f->row, 1, NULL, n, b, NOTHING, values + j);
         if (f->rotated) restore(f, values + j);
     }
     if (values == space) store(c->values, c->dtype, s.at, s.n, values);
@@ -501,7 +515,7 @@ static void add_span(const Call *c, const Form *f, Span s)
     if (values == space) copied(space, load(c->values, c->dtype, s.at, s.n, space), s.n, rounded_up(s.all));
     float *sums = f->rotated ? turned : values;
     EACH_BLOCK(f, s) {
-        add_rows(f, c->packed, c->rows, c->weights, n, b, f->rotated ? ZERO : (Start){values + j, 0}, sums + j);
+        add_block(f, c->packed, c->rows, c->weights, n, b, f->rotated ? ZERO : (Start){values + j, 0}, sums + j);
         if (f->rotated) restore(f, turned + j);
     }
     for (i64 i = 0; f->rotated && i < s.n; i++) values[i] += turned[i];
@@ -512,7 +526,7 @@ static void reduce_span(const Call *c, const Form *f, Span s)
 {
     const float count = (float)c->rows;
     float mean[WIDEST + SLACK], values[WIDEST + SLACK];
-    EACH_BLOCK(f, s) add_rows(f, c->packed, c->rows, NULL, n, b, ZERO, mean + j);
+    EACH_BLOCK(f, s) add_block(f, c->packed, c->rows, NULL, n, b, ZERO, mean + j);
     if ((c->rows & (c->rows - 1)) == 0) /* the product with a power of two is the quotient */
         for (i64 i = 0; i < s.all; i++) mean[i] *= 1 / count;
     else
