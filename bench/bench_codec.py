@@ -76,7 +76,7 @@ def pack_(codes: torch.Tensor, headers: torch.Tensor, x: torch.Tensor, format: F
     join_([codes], format.encode(x, found, scale, None), format.bits)
 
 
-@pytest.mark.skipif(not GPU, reason="on a CPU the codec is what torch.compile makes of its definition")
+@pytest.mark.skipif(not GPU, reason="on a CPU torch.compile takes minutes")
 @every
 def bench_compress_by_torch_compile(benchmark, codec):
     packed, codes, headers = compiled_unit(codec)
@@ -92,7 +92,7 @@ def bench_compress_by_torch_compile(benchmark, codec):
     measure(benchmark, work, N, 4 * N + packed.shape[1])
 
 
-@pytest.mark.skipif(not GPU, reason="on a CPU the codec is what torch.compile makes of its definition")
+@pytest.mark.skipif(not GPU, reason="on a CPU torch.compile takes minutes")
 @every
 def bench_decompress_by_torch_compile(benchmark, codec):
     packed, codes, headers = compiled_unit(codec)

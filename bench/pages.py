@@ -85,7 +85,7 @@ def _measured(path: Path, measured: dict[str, Any]) -> str:
     if not measured["complete"]:
         lines.append("The time allowed was over before the last size.")
     if machine["device"].startswith("CPU"):
-        lines.append("On a CPU the definitions run, compiled or as they are written; no kernel is timed here.")
+        lines.append("On a CPU the kernels are in C.")
     if path.with_suffix(".png").exists():
         lines += [
             "",
