@@ -27,6 +27,7 @@ from . import speed
 from .screen import Table, say
 
 LOOPBACKS = {"lo", "lo0"}
+COMPILERS = {"linux": "sudo apt install gcc", "darwin": "xcode-select --install"}  # what installs one, by system
 LIMIT = 120.0  # seconds in which two ranks must have averaged a tensor
 USES = {  # of the extras for users
     "data": "stores of cached datasets in LMDB and Redis",
@@ -131,7 +132,7 @@ def compilers() -> Iterator[Finding]:
     if (compiler := cpu.compiler()) is None:
         lacks = "no cc, gcc or clang; the kernels' definitions in PyTorch run instead"
         loses = "Kernels on CPUs will run, but many times slower, and `baguakit net build` will not run"
-        yield Finding("C compiler", LACKS, lacks, "sudo apt install gcc", loses)
+        yield Finding("C compiler", LACKS, lacks, COMPILERS.get(sys.platform, ""), loses)
         return
     yield Finding("C compiler", GOOD, compiler)
     with ThreadPoolExecutor() as pool:
@@ -154,6 +155,9 @@ def network() -> Iterator[Finding]:
 
     Gloo uses the address of the interface in GLOO_SOCKET_IFNAME; by default, the address that the host name stands for.
     """
+    if sys.platform == "win32":
+        yield Finding("interfaces", NOTE, "not looked at on Windows; gloo takes the address of the host's name")
+        return
     names = [name for _, name in socket.if_nameindex()]
     others = [name for name in names if name not in LOOPBACKS and driver(name, "operstate") != "down"]
     if not LOOPBACKS.intersection(names):
@@ -195,6 +199,11 @@ def driver(interface: str, what: str) -> str:
 
 def two_ranks() -> Iterator[Finding]:
     """Let two processes average a tensor over gloo; yield whether they could."""
+    if not hasattr(os, "fork"):
+        yield Finding(
+            "two ranks", NOTE, f"not tried: live ranks need os.fork, which {sys.platform} lacks; use torchrun"
+        )
+        return
     try:
         with Ranks(2, timeout=LIMIT) as ranks:
             ranks.run(mean_of_ranks, limit=LIMIT)

@@ -8,7 +8,6 @@ A real link is more exact in two ways. Over the loopback device a packet has up 
 connection was idle, so smaller messages are too fast. A connection may also get its share one packet late.
 """
 
-import fcntl
 import os
 import re
 import socket
@@ -78,6 +77,8 @@ def is_tcp(one: socket.socket) -> bool:
 
 def unsent(one: int | socket.socket) -> int:
     """Return the bytes that a TCP connection has not sent yet; raise an OSError if the socket is not a connection."""
+    import fcntl  # which Windows lacks
+
     count = array("i", [0])
     fcntl.ioctl(one, SIOCOUTQNSD, count)
     return count[0]

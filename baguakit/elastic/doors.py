@@ -10,17 +10,17 @@ network interface. Nothing is sent over these connections, and the store is not 
 """
 
 import errno
-import fcntl
 import os
 import socket
 import struct
+import sys
 import threading
 import time
 from contextlib import suppress
 
 OPEN, GONE, SILENT = "open", "gone", "silent"
 ANSWERS = 3.0  # seconds in which a host answers; the kernel asks again after 1 s
-SIOCGIFADDR = 0x8915  # of Linux: the IPv4 address of an interface
+SIOCGIFADDR = 0xC0206921 if sys.platform == "darwin" else 0x8915  # the IPv4 address of an interface
 
 
 class Door:
@@ -36,7 +36,8 @@ class Door:
             listener.setblocking(False)
             self.address = f"{host}:{listener.getsockname()[1]}"
             self._sockets.append(listener)
-        os.register_at_fork(after_in_child=self.close)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self.close)
 
     def let_in(self) -> None:
         """Accept new connections, and close connections that the other process has closed."""
@@ -105,9 +106,13 @@ def own_address() -> str:
     """Return the address that gloo uses: that of GLOO_SOCKET_IFNAME, else of the host's name, else 127.0.0.1.
 
     Raises:
-        OSError: the interface has no IPv4 address.
+        OSError: the interface has no IPv4 address, or this is Windows, where it is not known.
     """
     for name in filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")):
+        try:
+            import fcntl
+        except ImportError as error:
+            raise OSError(str(error)) from None
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
             found = fcntl.ioctl(asked.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
         return socket.inet_ntoa(found[20:24])

@@ -5,7 +5,6 @@ import linecache
 import math
 import os
 import pickle
-import resource
 import signal
 import socket
 import sys
@@ -259,6 +258,8 @@ def check_open_files(size: int) -> None:
     The caller has three open files for each rank. A rank has a connection to every other rank. Rank 0, which holds the
     store, has two or three more connections to each rank.
     """
+    import resource  # which Windows, without live ranks, lacks
+
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     folder = Path("/proc/self/fd")
     here = len(list(folder.iterdir())) if folder.exists() else 0
