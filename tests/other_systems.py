@@ -2,8 +2,9 @@
 
     python tests/other_systems.py win32 RANK FILE
 
-The two ranks meet through FILE. It prints {algorithm: digest of the weights} as JSON. What Python lacks on that system is taken away before the package
-is imported; torch and NumPy, which come first, are still those of Linux, and so are paths and sockets.
+The two ranks meet through FILE. It prints {algorithm: digest of the weights} as JSON. What Python lacks on that system
+is taken away before the package is imported; torch and NumPy, which come first, are still those of Linux, and so are
+paths and sockets.
 """
 
 import asyncio  # noqa: F401  # the standard library first: its own modules differ between systems
