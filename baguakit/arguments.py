@@ -58,11 +58,12 @@ def _is_whole(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
-def integer(name: str, value: Any, least: float = -inf, most: float = inf) -> int:
-    """Return `value` if it is a whole number from `least` to `most`; else raise."""
+def integer(name: str, value: Any, least: float = -inf, most: float = inf, power_of_two: bool = False) -> int:
+    """Return `value` if it is a whole number from `least` to `most`, and a power of two if asked for; else raise."""
     whole = _is_whole(value)
-    if not whole or not least <= value <= most:
-        raise (ValueError if whole else TypeError)(message(name, _range("a whole number", least, most), value))
+    if not whole or not least <= value <= most or (power_of_two and value & (value - 1)):
+        words = _range("a power of two" if power_of_two else "a whole number", least, most)
+        raise (ValueError if whole else TypeError)(message(name, words, value))
     return int(value)
 
 
@@ -155,12 +156,13 @@ def _range(what: str, least: float, most: float, above: float = -inf, below: flo
 
 
 class Range(NamedTuple):
-    """The range of a number, in an annotation. The bounds are as in `real`."""
+    """The range of a number, in an annotation. The bounds are as in `real`; `power_of_two` is as in `integer`."""
 
     least: float = -inf
     most: float = inf
     above: float = -inf
     below: float = inf
+    power_of_two: bool = False
 
 
 Natural = Annotated[int, Range(0)]
@@ -219,14 +221,14 @@ def _instance(words: str, kind: Any) -> Kind:
 
 
 def _ranged(number: type, bounds: Range) -> Kind:
-    words, plain, _ = PLAIN[number]
+    (words, plain, _), power_of_two = PLAIN[number], bounds.power_of_two
 
     def use(name: str, value: Any) -> Any:
         if (used := plain(name, value)) is not NO:
-            integer(name, used, *bounds[:2]) if number is int else real(name, used, *bounds)
+            integer(name, used, *bounds[:2], power_of_two) if number is int else real(name, used, *bounds[:4])
         return used
 
-    return Kind(_range(words, *bounds), use)
+    return Kind(_range("a power of two" if power_of_two else words, *bounds[:4]), use)
 
 
 def _union(*kinds: Kind) -> Kind:

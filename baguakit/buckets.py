@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from .arguments import describe, instance, integer, message, one_of, several, tensor
-from .kernels.operators import is_dense
+from .tensors import is_dense
 
 What = Literal["grad", "data"]
 WHAT = get_args(What)

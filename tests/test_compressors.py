@@ -196,16 +196,15 @@ BLOCKWISE = list(dict.fromkeys(type(each) for each in ALL if isinstance(each, Bl
 @pytest.mark.parametrize("block", [None, 0, -64, 32, 100, 16384, 64.5, "64"])
 @pytest.mark.parametrize("format", BLOCKWISE)
 def test_blocks_are_checked_at_declaration(format, block):
-    name = format.__name__
-    with pytest.raises(
-        ValueError, match=rf"{name} takes a block of 64 to 8192 .* not {block!r}; {name}\(\) takes {format.block}"
-    ):
+    kind = ValueError if isinstance(block, int) else TypeError
+    with pytest.raises(kind, match=f"^block is a power of two, 64 to 8192, not {block!r}$"):
         format(block=block)
 
 
 @pytest.mark.parametrize("format", ["e4m3fn", "", None, 8])
 def test_float8_names_its_formats(format):
-    with pytest.raises(ValueError, match=rf'"e4m3", with more precision, .* not {format!r}; Float8\(\) takes .e4m3'):
+    kind = ValueError if isinstance(format, str) else TypeError
+    with pytest.raises(kind, match=f"^format is 'e4m3' or 'e5m2', not {format!r}$"):
         Float8(format=format)
 
 

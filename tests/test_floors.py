@@ -17,6 +17,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 FLOORS = [
     {"annotations", "compiling"},
     {"arguments"},
+    {"tensors"},
     {"kernels", "expressions"},
     {"compressors", "topology", "comm", "lanes", "buckets"},
     {"optim", "costs"},  # optim steps the tensors of one rank: it knows no group

@@ -21,8 +21,8 @@ from torch import Tensor
 
 from ..comm import Comm
 from ..flights import Turn
-from ..kernels.operators import uploaded
 from ..monitor import Collective
+from ..tensors import uploaded
 from .broadcast import take_from
 from .engine import Engine
 from .setup import check_join

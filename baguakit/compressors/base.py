@@ -10,7 +10,7 @@ from torch import Tensor, float32
 from ..arguments import Doors, instance, integer, message, real, several, tensor
 from ..expressions import expression
 from ..kernels.cpu import DTYPES
-from ..kernels.operators import uploaded
+from ..tensors import uploaded
 
 MOST = 1 << 48  # upper bound on the values of a row: larger numbers are mistakes
 PROBE = (1 << 16) + 16  # values in each of five rows: enough for every compiled path, whole blocks and a rest
@@ -134,17 +134,20 @@ class Compressor(Doors):
         Compile for `dtype`, and for float32, which residuals and replicas have. On a CPU the code is compiled once for
         all dtypes, lengths and processes of a machine.
         """
-        n = probed(device, dtype, values)  # on a CPU only formats in C have something to compile, and do so
+        n = probed(device, dtype, values)
         with torch.no_grad():
-            for each in dict.fromkeys((float32, dtype)) if n == PROBE else ():
-                x = torch.zeros(5, n, dtype=each, device=device)
-                residual = torch.zeros_like(x, dtype=float32)
-                packed = self.compress(x, residual)
-                self.compress(x[:1])
-                self.decompress(packed, n, each, out=x)
-                self.add_(x[0], packed, [0.2] * 5)
-                self.reduce(packed, n, residual[0])
-                self.reduce(packed, n)
+            for each in dict.fromkeys((float32, dtype)) if n else ():
+                self._use_once(torch.zeros(5, n, dtype=each, device=device))
+
+    def _use_once(self, x: Tensor) -> None:
+        """Use every kernel for rows `x`, which may be overwritten."""
+        n, residual = x.shape[1], torch.zeros_like(x, dtype=float32)
+        packed = self.compress(x, residual)
+        self.compress(x[:1])
+        self.decompress(packed, n, x.dtype, out=x)
+        self.add_(x[0], packed, [0.2] * 5)
+        self.reduce(packed, n, residual[0])
+        self.reduce(packed, n)
 
     def __repr__(self) -> str:
         return expression(self)

@@ -2,21 +2,22 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated, ClassVar, Literal
 
 import torch
 from torch import Tensor, float32
 
-from ..arguments import Range, check_fields, describe, integer, real
+from ..arguments import Declared, Range, check_fields, integer
 from ..kernels import operators, topk
 from ..kernels.blockwise import float8
-from ..kernels.blockwise.cpu import BLOCKS
 from ..kernels.blockwise.format import Format
 from ..kernels.blockwise.uniform import GRIDS
-from .base import MOST, PROBE, Compressor, probed
+from .base import MOST, PROBE, Compressor
+
+Block = Annotated[int, Range(64, 8192, power_of_two=True)]
 
 
-class Blockwise(Compressor):
+class Blockwise(Declared, Compressor):
     """A compressor in blocks of `block` values, each with a header; `stochastic` selects unbiased random rounding.
 
     Unless a subclass overrides `form`, a value takes `bits` bits, and with `rotate` blocks are rotated first.
@@ -31,15 +32,6 @@ class Blockwise(Compressor):
     def form(self) -> Format:
         """Return the wire format that packs and unpacks the blocks."""
         return GRIDS[self.bits, self.rotate]
-
-    def __post_init__(self) -> None:
-        if isinstance(self.block, int) and self.block in BLOCKS:
-            return check_fields(self)
-        name = type(self).__name__
-        raise ValueError(
-            f"{name} takes a block of {BLOCKS[0]} to {BLOCKS[-1]} values, a power of two, not {describe(self.block)};"
-            f" {name}() takes {type(self).block}"
-        )
 
     def row_bytes(self, n: int) -> int:
         return self.form.row_bytes(n, self.block)
@@ -59,16 +51,13 @@ class Blockwise(Compressor):
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
         return operators.reduce(packed, self.form.name, n, self.block, residual, self._drawn(key), None)
 
-    def warm_up(self, device: torch.device | str, dtype: torch.dtype = float32, values: int = PROBE) -> None:
-        super().warm_up(device, dtype, values)
-        # On a GPU: the kernels that also find out whether a mean is finite. On a CPU: the C file, which has all.
-        if n := probed(device, dtype, values):
-            x, ok = torch.zeros(5, n, dtype=float32, device=device), torch.empty((), dtype=torch.bool, device=device)
-            packed, drawn = self.compress(x), self._drawn(0)
-            for residual in (None, x[0]):
-                mean = operators.reduce(packed, self.form.name, n, self.block, residual, drawn, ok)
-            for each in dict.fromkeys((float32, dtype)):
-                operators.decompress_(x[:1].to(each), self.form.name, mean, self.block, ok)
+    def _use_once(self, x: Tensor) -> None:
+        super()._use_once(x)
+        # The kernels that also find out whether a mean is finite.
+        packed, drawn, ok = self.compress(x), self._drawn(0), x.new_empty((), dtype=torch.bool)
+        for residual in (None, torch.zeros_like(x[0], dtype=float32)):
+            mean = operators.reduce(packed, self.form.name, x.shape[1], self.block, residual, drawn, ok)
+        operators.decompress_(x[:1], self.form.name, mean, self.block, ok)
 
     def _drawn(self, key: int) -> int | None:
         """Return the key as a signed 64-bit number; None if rounding is not random."""
@@ -99,7 +88,7 @@ class Uniform(Blockwise):
     """
 
     bits: Annotated[int, Range(1, 8)] = 4
-    block: int = 256
+    block: Block = 256
     rotate: bool = True
     stochastic: bool = False
 
@@ -113,7 +102,7 @@ class MinMaxUInt8(Blockwise):
     `Uniform(8, 512, rotate=False)`. `block` and `stochastic` are as in `Uniform`.
     """
 
-    block: int = 512
+    block: Block = 512
     stochastic: bool = False
 
     bits: ClassVar[int] = 8  # type: ignore[misc]
@@ -131,7 +120,7 @@ class UInt4(Blockwise):
     `block`, `stochastic` and `rotate` are as in `Uniform`.
     """
 
-    block: int = 256
+    block: Block = 256
     stochastic: bool = False
     rotate: bool = False
 
@@ -147,7 +136,7 @@ class UInt2(Blockwise):
     `block`, `stochastic` and `rotate` are as in `Uniform`.
     """
 
-    block: int = 128
+    block: Block = 128
     stochastic: bool = False
     rotate: bool = True
 
@@ -167,7 +156,7 @@ class Sign(Blockwise):
     `block` is as in `Uniform`.
     """
 
-    block: int = 1024
+    block: Block = 1024
 
     bits: ClassVar[int] = 1  # type: ignore[misc]
     rotate: ClassVar[bool] = False  # type: ignore[misc]
@@ -193,17 +182,9 @@ class Float8(Blockwise):
         ValueError: `block` or `format` is invalid.
     """
 
-    format: str = "e4m3"
-    block: int = 128
+    format: Literal["e4m3", "e5m2"] = "e4m3"
+    block: Block = 128
     stochastic: bool = False
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.format, str) or self.format not in FLOATS8:
-            raise ValueError(
-                f'format of Float8 is "e4m3", with more precision, or "e5m2", with more range, not '
-                f"{describe(self.format)}; Float8() takes {type(self).format!r}"
-            )
-        super().__post_init__()
 
     @property
     def form(self) -> Format:
@@ -262,9 +243,6 @@ class Float16(Cast):
     dtype = torch.float16
 
 
-CHUNKS = tuple(1 << power for power in range(6, 13))
-
-
 @dataclass(frozen=True, repr=False)
 class TopK(Compressor):
     """The values of largest magnitude, a share `ratio` of each chunk, with their positions in the chunk.
@@ -283,18 +261,13 @@ class TopK(Compressor):
         values: a dense compressor for the kept values; with None they are sent in fp32.
     """
 
-    ratio: float
-    chunk: int = 4096
+    ratio: Annotated[float, Range(above=0, most=1)]
+    chunk: Annotated[int, Range(64, 4096, power_of_two=True)] = 4096
     values: Compressor | None = None
     dense: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check_fields(self)
-        object.__setattr__(self, "ratio", real("ratio", self.ratio, most=1, above=0))
-        if self.chunk not in CHUNKS:
-            raise ValueError(
-                f"TopK takes a chunk of {CHUNKS[0]} to {CHUNKS[-1]} values, a power of two, not {describe(self.chunk)}"
-            )
         if self.values is not None and not self.values.dense:
             raise ValueError(
                 f"values is how TopK compresses all values that it keeps, and {self.values!r} leaves some out; "
@@ -345,16 +318,16 @@ class TopK(Compressor):
         raise TypeError(f"{self!r} keeps other places of each rank's values; average them with SparseMean({self!r})")
 
     def warm_up(self, device: torch.device | str, dtype: torch.dtype = float32, values: int = PROBE) -> None:
-        """Compile the code of this compressor before the first step, for a row of `values` values on a device."""
-        n, ok = probed(device, dtype, values), torch.empty((), dtype=torch.bool, device=device)
-        for each in dict.fromkeys((float32, dtype)) if n else ():
-            x = torch.zeros(1, n, dtype=each, device=device)
-            self.compress(x, torch.empty_like(x, dtype=float32))
-            packed = self._compress_with_check(x, None, 0, ok)
-            self.add_(x[0], packed, [1.0])
-            self._mean_of(packed, x[0], ok)
+        super().warm_up(device, dtype, values)
         if self.values is not None:
             self.values.warm_up(device, float32, self.kept(values))
+
+    def _use_once(self, x: Tensor) -> None:
+        x, ok = x[:1], x.new_empty((), dtype=torch.bool)
+        self.compress(x, torch.empty_like(x, dtype=float32))
+        packed = self._compress_with_check(x, None, 0, ok)
+        self.add_(x[0], packed, [1.0])
+        self._mean_of(packed, x[0], ok)
 
     def _kept_of(self, length: int) -> int:
         return min(length, max(1, round(self.ratio * length)))

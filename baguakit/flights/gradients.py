@@ -20,11 +20,11 @@ from ..buckets import Bucket, Pair, is_view, real
 from ..comm import Comm
 from ..comm.sending import Rider
 from ..keeping import Joint
-from ..kernels.operators import uploaded
 from ..lanes import Phases
 from ..primitives import mean_
 from ..stages import Stage, call_stage
 from ..stages.base import in_phases
+from ..tensors import uploaded
 from .runner import BucketFlight, RuleRunner
 
 VERSION, GRAD = attrgetter("_version"), attrgetter("grad")

@@ -1,8 +1,8 @@
 """All operations, dispatched by device: CUDA tensors use the kernels, other tensors the definition.
 
-`mixing.py`, `topk.py` and `blockwise/definition.py` document the operations in full. While torch records, an operation
-is called as an operator of torch, otherwise as a plain function, because torch's dispatch of an operator takes the host
-longer than the launch of a kernel, and backward may wait for the host.
+`mixing.py`, `topk.py` and `blockwise/definition.py` document the operations; here `format` is the name of a format.
+While torch records, an operation is called as an operator of torch, otherwise as a plain function, because torch's
+dispatch of an operator takes the host longer than the launch of a kernel, and backward may wait for the host.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -58,19 +58,6 @@ class Operator(Generic[Result]):
         return result
 
 
-def uploaded(x: Tensor, device: torch.device) -> Tensor:
-    """Return `x` on `device`, without blocking the host."""
-    # A copy from memory that is not pinned may wait for all earlier work of the stream. Dynamo cannot trace pinning.
-    if x.is_cpu and device.type == "cuda" and not torch.compiler.is_compiling():
-        x = x.pin_memory()
-    return x.to(device, non_blocking=True)
-
-
-def is_dense(x: Tensor) -> bool:
-    """Return whether the values of a tensor fill its memory without gaps or overlaps, in any order."""
-    return x.is_contiguous() or x.permute(sorted(range(x.dim()), key=x.stride, reverse=True)).is_contiguous()
-
-
 @cache
 def has_kernels(device: torch.device) -> bool:
     """Return whether there are kernels for a device. On other devices, operations run as in the definition."""
@@ -90,13 +77,12 @@ def home_of(x: Tensor, family: str, *written: Tensor | None, in_c: bool = True) 
 
 @partial(Operator, mutates={"x"})
 def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float]) -> None:
-    """Mix `others` into `x`, all of one shape, dtype and device; x is contiguous and shares no memory with `others`."""
+    # x is contiguous, and shares no memory with the others.
     home_of(x, "mixing", x).mix_(x.view(-1), [other.reshape(-1) for other in others], weights)
 
 
 @partial(Operator, mutates={"x"})
 def land_(x: Tensor, result: Tensor, before: Tensor, good: Tensor | None) -> None:
-    """Land `result` in `x`, as in `mixing.py`, unless the bool `good` is False."""
     alike = x.dtype == result.dtype == before.dtype
     if alike and x.is_contiguous() and result.is_contiguous() and before.is_contiguous():
         home_of(x, "mixing", x).land_(x.view(-1), result.view(-1), before.view(-1), good)
@@ -111,14 +97,12 @@ def _fake_select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | No
 
 @partial(Operator, mutates={"residual"}, name="topk_select", fake=_fake_select)
 def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the positions and values of the `k` largest per chunk of `x` (rows, n); `rest` in a shorter chunk."""
     selected: tuple[Tensor, Tensor] = home_of(x, "topk", residual).select(x, chunk, k, rest, residual)
     return selected
 
 
 @partial(Operator, mutates={"packed", "ok"}, name="topk_join_")
 def join_(packed: Tensor, places: Tensor, values: Tensor | None, chunk: int, ok: Tensor | None) -> None:
-    """Write positions (`places`), and values (fp32) if they are given, to packed rows."""
     home_of(packed, "topk").join_(packed, places, values, chunk, ok)
 
 
@@ -127,7 +111,6 @@ def add_rows_(
     out: Tensor, packed: Tensor, values: Tensor | None, weights: Tensor | None, chunk: int, k: int, rest: int,
     ok: Tensor | None,
 ) -> None:  # fmt: skip
-    """Add packed rows times their weights to `out` (n,); without weights, overwrite `out` with the mean of the rows."""
     home_of(out, "topk", out).add_(out, packed, values, weights, chunk, k, rest, ok)
 
 
@@ -138,7 +121,6 @@ def add_rows_(
     ),
 )  # fmt: skip
 def compress(x: Tensor, format: str, block: int, residual: Tensor | None, key: int | None) -> Tensor:
-    """Return the packed rows of `x` (rows, n). In this file, `format` is the name of a format."""
     home = _blockwise(format, block, x, "values", residual, "residual")
     packed: Tensor = home.compress(FORMATS[format], x, block, residual, key)
     return packed
@@ -146,13 +128,11 @@ def compress(x: Tensor, format: str, block: int, residual: Tensor | None, key: i
 
 @partial(Operator, mutates={"out", "ok"})
 def decompress_(out: Tensor, format: str, packed: Tensor, block: int, ok: Tensor | None) -> None:
-    """Write the values of each packed row into `out` (rows, n); if not all are finite, the bool `ok` becomes False."""
     _blockwise(format, block, packed, "packed rows", out, "out").decompress_(FORMATS[format], out, packed, block, ok)
 
 
 @partial(Operator, mutates={"out"})
 def add_(out: Tensor, format: str, packed: Tensor, weights: Tensor, block: int) -> None:
-    """Add each packed row times its weight (fp32) to `out` (n,), one row after another, in fp32."""
     _blockwise(format, block, packed, "packed rows", out, "out").add_(FORMATS[format], out, packed, weights, block)
 
 
@@ -163,7 +143,6 @@ def add_(out: Tensor, format: str, packed: Tensor, weights: Tensor, block: int) 
 def reduce(
     packed: Tensor, format: str, n: int, block: int, residual: Tensor | None, key: int | None, ok: Tensor | None
 ) -> Tensor:
-    """Return one packed row: the mean of the packed rows."""
     home = _blockwise(format, block, packed, "packed rows", residual, "residual")
     sent: Tensor = home.reduce(FORMATS[format], packed, n, block, residual, key, ok)
     return sent

@@ -118,27 +118,7 @@ void topk_select(const void *x, i64 dtype, float *residual, i32 *places, float *
     parallel(select_span, &c, rows * c.spans, threads);
 }
 
-/* ---- join_ and add_: in a plane of w bytes, value i has bits of byte i % w; i / w tells which ---- */
-
-/* `values` may be NULL; `values_at` is where they begin in a packed row. One thread does it: selecting takes far more. */
-void topk_join(uint8_t *packed, const i32 *places, const float *values, i64 rows, i64 row_bytes, i64 values_at,
-               i64 count, i64 bits, i64 threads)
-{
-    (void)threads;
-    for (i64 row = 0; row < rows; row++, packed += row_bytes, places += count) {
-        memset(packed, 0, values_at);
-        uint8_t *out = packed;
-        for (int plane = 8, shift = 0; plane > 0; plane /= 2)
-            if (bits & plane) {
-                i64 width = (count + 7) / 8 * plane;
-                for (i64 first = 0, to = 0; first < count; first += width, to += plane)
-                    for (i64 i = 0; i < least(width, count - first); i++)
-                        out[i] |= (uint8_t)((places[first + i] >> shift & ((1 << plane) - 1)) << to);
-                out += width, shift += plane;
-            }
-        if (values) memcpy(packed + values_at, values + row * count, count * sizeof(float));
-    }
-}
+/* ---- add_: in a plane of w bytes, value i has bits of byte i % w; i / w tells which ---- */
 
 typedef struct {
     void *out; const uint8_t *packed, *values; const float *weights; uint8_t *ok;

@@ -5,6 +5,8 @@ from torch import Tensor
 
 from . import cpu, topk
 
+join_ = topk.join_  # selecting takes far more time
+
 
 def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = None) -> tuple[Tensor, Tensor]:
     x, (rows, n) = x.contiguous(), x.shape
@@ -13,15 +15,6 @@ def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = N
     sizes = rows, n, chunk, k, rest, cpu.threads(x.numel())
     cpu.call("topk", "topk_select", x, cpu.DTYPES.index(x.dtype), residual, places, values, *sizes)
     return places, values
-
-
-def join_(packed: Tensor, places: Tensor, values: Tensor | None, chunk: int, ok: Tensor | None = None) -> None:
-    if ok is not None:
-        ok.fill_(True)
-    rows, count = places.shape
-    if packed.numel():
-        sizes = rows, packed.shape[1], topk.values_at(count, chunk), count, chunk.bit_length() - 1, 1
-        cpu.call("topk", "topk_join", packed, places, values, *sizes)
 
 
 def add_(

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ..arguments import describe, real
-from ..kernels.operators import is_dense
 from ..kernels.steps.definition import Columns, Conditions
+from ..tensors import is_dense
 
 CPU = torch.device("cpu")
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)

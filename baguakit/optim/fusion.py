@@ -15,7 +15,7 @@ from torch import Tensor, optim
 from torch.optim import Optimizer
 
 from ..arguments import Declared, checked
-from ..kernels.operators import is_dense
+from ..tensors import is_dense
 from .flat import PLAIN, Flat, OptimizerState, divide
 from .steps import adam_step_, adamw_step_, sgd_step_
 

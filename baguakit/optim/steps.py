@@ -38,7 +38,7 @@ from ..arguments import describe, instance, integer, message, pair, real, severa
 from ..compressors import MinMaxUInt8
 from ..kernels.steps import operators as steps_ops
 from ..kernels.steps.definition import SGD, Adam, Columns, Conditions, Lion, Update
-from ..kernels.steps.operators import Fixed, Role, listed
+from ..tensors import Fixed, Role, listed
 from .checks import check_columns, check_conditions, check_gradients, check_number
 
 __all__ = ["Fixed", "adam_step_", "adamw_step_", "gradient_norm", "lion_step_", "sgd_step_"]

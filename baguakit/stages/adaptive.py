@@ -20,8 +20,8 @@ from ..buckets import Bucket
 from ..comm import Comm
 from ..compressors import Compressor, Uniform
 from ..costs import Cost, Load, Place
-from ..kernels.operators import uploaded
 from ..primitives import compressed_mean_
+from ..tensors import uploaded
 from .base import State
 from .means import Average, CompressedMean
 

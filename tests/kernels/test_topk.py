@@ -122,8 +122,8 @@ def test_chunks_keep_what_the_equations_say(on_cpu, kind):
 @pytest.mark.parametrize(
     "arguments, kind, said",
     [
-        ({"chunk": 100}, ValueError, "a chunk of 64 to 4096 values, a power of two, not 100"),
-        ({"chunk": 8192}, ValueError, "a chunk of 64 to 4096 values, a power of two, not 8192"),
+        ({"chunk": 100}, ValueError, "chunk is a power of two, 64 to 4096, not 100"),
+        ({"chunk": 8192}, ValueError, "chunk is a power of two, 64 to 4096, not 8192"),
         ({"values": TopK(0.1)}, ValueError, r"TopK\(0.1\) leaves some out; use a dense compressor such as UInt2\(\)"),
         ({"values": 2}, TypeError, "values is a compressor such as .* or None, not 2"),
         ({"ratio": NAN}, ValueError, "ratio is a finite number"),

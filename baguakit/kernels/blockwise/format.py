@@ -69,7 +69,7 @@ def join_(planes: Sequence[Tensor], codes: Tensor, bits: int) -> None:
     """Write codes (…, w) with `bits` bits each to `planes`: bytes (…, ⌈w · p / 8⌉) for a plane of p bits."""
     shift = 0
     for bytes_, plane in zip(planes, PLANES[bits], strict=True):
-        striped = stripes(codes >> shift & (1 << plane) - 1, plane)
+        striped = stripes((codes >> shift).to(torch.uint8) & (1 << plane) - 1, plane)
         joined = striped[..., 0, :]
         for i in range(1, 8 // plane):
             joined = joined | striped[..., i, :] << i * plane

@@ -8,17 +8,14 @@ the tile in this parameter. So a program reads two lines of memory before the va
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import count
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...arguments import instance, several
-from ..operators import home_of, uploaded
+from ...tensors import Fixed, Role, listed, uploaded
+from ..operators import home_of
 from . import definition
 from .definition import Columns, Conditions, Update
 
@@ -26,41 +23,6 @@ FIELDS = ("p", "g", "u", "v", "master", "length", "start", "whole")
 TILE = 1024  # values; with four warps and the four streams of Adam, a thread has eight 16-byte loads in flight
 KEPT = 64  # tables of a cache
 SUM_TILE = 16384  # values of a tile where only a sum is found
-
-_serial = count()
-
-
-class Fixed:
-    """Tensors whose addresses do not change: the addresses are read once, and not at every step.
-
-    You may write to the tensors, but not give them other memory (`.data =`, `set_`, `resize_`): steps would still use
-    the old memory. Use `Fixed` for parameters and optimizer state; for gradients only if they are views of one bucket
-    and are zeroed in place.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        listed = several("tensors", instance("tensors", tensors, Sequence, "a list of tensors"), "a list of tensors")
-        self.tensors: tuple[Tensor, ...] = tuple(instance("each of tensors", x, Tensor, "a tensor") for x in listed)
-        bases = (x if x._base is None else x._base for x in self.tensors)  # whose version their views share
-        self.versions: tuple[Tensor, ...] = tuple({id(x): x for x in bases}.values())
-
-    @cached_property
-    def serial(self) -> int:
-        """Return a unique number. The first read assigns it, outside of traced code: torch.compile could not."""
-        return next(_serial)
-
-    def __len__(self) -> int:
-        return len(self.tensors)
-
-    def __repr__(self) -> str:
-        return f"Fixed({len(self.tensors)} tensors)"
-
-
-Role = Sequence[Any] | Fixed
-
-
-def listed(role: Role) -> Sequence[Tensor]:
-    return role.tensors if isinstance(role, Fixed) else role
 
 
 def written(role: Role) -> None:
