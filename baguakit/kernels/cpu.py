@@ -3,7 +3,7 @@
 A family of kernels is one C file beside its definition, which `compiling.py` compiles on first use, in a second or two.
 Without a compiler the definitions run, which are many times slower, and a warning says so once.
 
-Functions of a library take addresses and sizes, and run without the GIL. They must give the very bits of the
+Functions of a library run without the GIL. They must give the very bits of the
 definitions, so a library is used only if its arithmetic is that of IEEE 754, operation by operation: see `exact` in
 `common.h`.
 """
@@ -47,11 +47,18 @@ def functions(family: str) -> ctypes.CDLL | None:
     return None if _defined.get() else _library(family)
 
 
-def call(family: str, name: str, *arguments: Any) -> int:
-    """Call a C function with addresses of tensors (None is NULL), whole numbers (int64) and objects of ctypes."""
-    given = (ctypes.c_void_p(x.data_ptr()) if isinstance(x, Tensor) else x for x in arguments)
-    result: int = getattr(functions(family), name)(*(ctypes.c_int64(x) if isinstance(x, int) else x for x in given))
-    return result
+def call(family: str, name: str, *arguments: Tensor | ctypes.Array[Any] | ctypes.Structure | int | None) -> None:
+    """Call a C function with the address of its arguments, which it reads as a struct of pointers and int64.
+
+    Tensors and objects of ctypes are passed by address; None is NULL. The last argument is the number of threads.
+    """
+    getattr(functions(family), name)((ctypes.c_int64 * len(arguments))(*map(_word, arguments)))
+
+
+def _word(x: Tensor | ctypes.Array[Any] | ctypes.Structure | int | None) -> int:
+    if isinstance(x, Tensor):
+        return x.data_ptr()
+    return x or 0 if isinstance(x, int | None) else ctypes.addressof(x)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,7 @@
 
 enum { RUN = 1024 }; /* values of a job: those of all tensors stay in the nearest cache */
 
-typedef struct { void *x; const void *const *others; const double *weights; i64 n, count; int dtype; } Mix;
+typedef struct { void *x; const void *const *others; const double *weights; i64 n, count, dtype, threads; } Mix;
 
 static void mix_run(const void *given, i64 run)
 {
@@ -35,13 +35,12 @@ static void mix_run_fp64(const void *given, i64 run)
 }
 
 /* Mix one or more tensors into x. */
-void mix(void *x, const void *const *others, const double *weights, i64 n, i64 count, i64 dtype, i64 threads)
+void mix(const Mix *m)
 {
-    Mix mix = {x, others, weights, n, count, dtype};
-    parallel(dtype == FP64 ? mix_run_fp64 : mix_run, &mix, (n + RUN - 1) / RUN, threads);
+    parallel(m->dtype == FP64 ? mix_run_fp64 : mix_run, m, (m->n + RUN - 1) / RUN, m->threads);
 }
 
-typedef struct { void *x; const void *result, *before; i64 n; int dtype; } Landing;
+typedef struct { void *x; const void *result, *before; i64 n, dtype, threads; } Landing;
 
 static void land_run(const void *given, i64 run)
 {
@@ -70,8 +69,7 @@ static void land_run_fp64(const void *given, i64 run)
     for (i64 i = 0; i < n; i++) x[i] = x[i] == before[i] ? result[i] : x[i] + (result[i] - before[i]);
 }
 
-void land(void *x, const void *result, const void *before, i64 n, i64 dtype, i64 threads)
+void land(const Landing *l)
 {
-    Landing landing = {x, result, before, n, dtype};
-    parallel(dtype == FP64 ? land_run_fp64 : land_run, &landing, (n + RUN - 1) / RUN, threads);
+    parallel(l->dtype == FP64 ? land_run_fp64 : land_run, l, (l->n + RUN - 1) / RUN, l->threads);
 }

@@ -7,6 +7,7 @@ enum { SIZE = 0x7fffffff, NONE = 0x7f800001, MOST = 4096, LINE = 16, SPAN = 1 <<
 
 /* Return how many values a thread takes at once: whole chunks. */
 INLINE i64 span_of(i64 chunk) { return chunk < SPAN ? SPAN / chunk * chunk : chunk; }
+INLINE i64 spans_of(i64 n, i64 chunk) { return (n + span_of(chunk) - 1) / span_of(chunk); }
 
 /* ---- select ---- */
 
@@ -86,12 +87,15 @@ static void largest(const float *v, int n, i64 k, i32 *restrict places)
     }
 }
 
-typedef struct { const void *x; float *residual, *values; i32 *places; i64 dtype, n, chunk, k, rest, spans; } Select;
+/* x has rows of n values; `residual` may be NULL. */
+typedef struct {
+    const void *x; float *residual; i32 *places; float *values; i64 dtype, rows, n, chunk, k, rest, threads;
+} Select;
 
 static void select_span(const void *context, i64 i)
 {
     const Select *c = context;
-    i64 row = i / c->spans, span = span_of(c->chunk), start = i % c->spans * span, end = least(start + span, c->n);
+    i64 spans = spans_of(c->n, c->chunk), row = i / spans, span = span_of(c->chunk), start = i % spans * span, end = least(start + span, c->n);
     i64 slot = row * (c->n / c->chunk * c->k + c->rest) + start / c->chunk * c->k;
     float converted[MOST];
     for (; start < end; start += c->chunk) {
@@ -110,19 +114,15 @@ static void select_span(const void *context, i64 i)
     }
 }
 
-/* x has rows of n values; `residual` may be NULL. */
-void topk_select(const void *x, i64 dtype, float *residual, i32 *places, float *values, i64 rows, i64 n, i64 chunk,
-                 i64 k, i64 rest, i64 threads)
-{
-    Select c = {x, residual, values, places, dtype, n, chunk, k, rest, (n + span_of(chunk) - 1) / span_of(chunk)};
-    parallel(select_span, &c, rows * c.spans, threads);
-}
+void topk_select(const Select *c) { parallel(select_span, c, c->rows * spans_of(c->n, c->chunk), c->threads); }
 
 /* ---- add_: in a plane of w bytes, value i has bits of byte i % w; i / w tells which ---- */
 
+/* The values of a row begin `stride` bytes after those of the row before. Without weights `out` becomes the mean, and
+   `ok` may be NULL. `outside` becomes 1 if a place is beyond the end of the row: nothing is added there. */
 typedef struct {
-    void *out; const uint8_t *packed, *values; const float *weights; uint8_t *ok;
-    i64 dtype, rows, row_bytes, stride, n, chunk, k, count, bits; int *outside;
+    void *out; const uint8_t *packed, *values; const float *weights; uint8_t *ok; i64 *outside;
+    i64 dtype, rows, row_bytes, stride, n, chunk, k, count, bits, threads;
 } Add;
 
 /* Write the places of the values first, first + 1, ... of a packed row. */
@@ -179,13 +179,4 @@ static void add_span(const void *context, i64 i)
     }
 }
 
-/* The values of a row begin `stride` bytes after those of the row before. Without weights `out` becomes the mean, and
-   `ok` may be NULL. Return whether a place was beyond the end of the row: nothing was added there. */
-int topk_add(void *out, i64 dtype, const uint8_t *packed, const uint8_t *values, const float *weights, uint8_t *ok,
-             i64 rows, i64 row_bytes, i64 stride, i64 n, i64 chunk, i64 k, i64 count, i64 bits, i64 threads)
-{
-    int outside = 0;
-    Add c = {out, packed, values, weights, ok, dtype, rows, row_bytes, stride, n, chunk, k, count, bits, &outside};
-    parallel(add_span, &c, (n + span_of(chunk) - 1) / span_of(chunk), threads);
-    return outside;
-}
+void topk_add(const Add *c) { parallel(add_span, c, spans_of(c->n, c->chunk), c->threads); }

@@ -1,5 +1,7 @@
 """The launchers of `topk.c`, which has the operations of `topk.py` for CPUs: the same bytes."""
 
+from ctypes import c_int64
+
 import torch
 from torch import Tensor
 
@@ -13,7 +15,7 @@ def select(x: Tensor, chunk: int, k: int, rest: int, residual: Tensor | None = N
     places = torch.empty(rows, n // chunk * k + rest, dtype=torch.int32)
     values = torch.empty(places.shape, dtype=torch.float32)
     sizes = rows, n, chunk, k, rest, cpu.threads(x.numel())
-    cpu.call("topk", "topk_select", x, cpu.DTYPES.index(x.dtype), residual, places, values, *sizes)
+    cpu.call("topk", "topk_select", x, residual, places, values, cpu.DTYPES.index(x.dtype), *sizes)
     return places, values
 
 
@@ -26,6 +28,8 @@ def add_(
         values = packed[:, topk.values_at(count, chunk) :]
     stride, bits = values.stride(0) * values.itemsize, chunk.bit_length() - 1
     sizes = rows, row_bytes, stride, n, chunk, k, count, bits, cpu.threads(max(n, rows * count))
-    tensors = packed, values, weights, ok
-    if rows and cpu.call("topk", "topk_add", out, cpu.DTYPES.index(out.dtype), *tensors, *sizes):
+    tensors, outside = (out, packed, values, weights, ok), (c_int64 * 1)()
+    if rows:
+        cpu.call("topk", "topk_add", *tensors, outside, cpu.DTYPES.index(out.dtype), *sizes)
+    if outside[0]:
         raise IndexError(topk.OUTSIDE.format(n))

@@ -7,14 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { INTEGERS = 16, NUMBERS = 8, ALIGNED = 64 };
+enum { INTEGERS = 24, ALIGNED = 64 };
 
 typedef struct {
     char name[32];
     int32_t regions, links, threads; /* threads: the place of that argument */
     int32_t unused;
     int64_t integers[INTEGERS];
-    uint64_t numbers[NUMBERS];
 } Call;
 typedef struct { int32_t region, target; int64_t at, offset; } Link; /* an address; region -1: among the integers */
 typedef struct { int64_t size; int32_t dtype, shift; } Shape;        /* shift: of its start from aligned memory */
@@ -22,11 +21,7 @@ typedef struct { Shape shape; char *base, *memory, *expected; } Region;
 static const struct { int width; uint64_t infinity; } dtypes[] = {
     {1, 0x7f}, {4, 0x7f800000}, {2, 0x7f80}, {2, 0x7c00}, {8, 0x7ff0000000000000}}; /* as in replay.py */
 
-/* On x86-64 and aarch64, integers and floating-point numbers travel in registers of their own, fp32 in the low half of
-   one; and a function does not see arguments that it does not have. */
-typedef void Function(int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
-                      int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, double, double, double, double, double,
-                      double, double, double);
+typedef void Function(const int64_t *);
 #define DECLARED(name) Function name;
 #define ENTRY(name) {#name, name},
 NAMES(DECLARED)
@@ -41,8 +36,6 @@ static void need(int truth, const char *name, const char *words)
 }
 
 static void take(void *to, size_t size, FILE *file) { need(fread(to, 1, size, file) == size, "file", "ends early"); }
-
-static double number(uint64_t bits) { double x; memcpy(&x, &bits, 8); return x; }
 
 /* NaNs are equal, whatever their bits. */
 static int equal(const char *a, const char *b, int dtype)
@@ -78,11 +71,7 @@ static void replay(Call *call, FILE *file, int64_t threads, long place)
     size_t i = 0, known = sizeof functions / sizeof *functions;
     while (i < known && strcmp(functions[i].name, call->name)) i++;
     need(i < known, call->name, "is not in NAMES");
-    const int64_t *n = call->integers;
-    const uint64_t *f = call->numbers;
-    functions[i].function(n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10], n[11], n[12], n[13],
-                          n[14], n[15], number(f[0]), number(f[1]), number(f[2]), number(f[3]), number(f[4]),
-                          number(f[5]), number(f[6]), number(f[7]));
+    functions[i].function(call->integers);
     for (Region *r = regions; r < end; r++) {
         int width = dtypes[r->shape.dtype].width;
         for (int64_t at = 0; at + width <= r->shape.size; at += width)

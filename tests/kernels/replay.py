@@ -20,12 +20,12 @@ import torch
 
 from baguakit.kernels import cpu
 
-INTEGERS, NUMBERS, ALIGNED = 16, 8, 64  # as in replay.c
+INTEGERS, ALIGNED = 24, 64  # as in replay.c
 DTYPES = {torch.float32: 1, torch.bfloat16: 2, torch.float16: 3, torch.float64: 4}  # all else is bytes: 0
 LARGE = 1 << 18  # bytes: calls with larger tensors are not recorded
 ADDRESSES = range(1 << 40, 1 << 47)  # of tensors; tables hold other integers, too
 
-address_of = torch.Tensor.data_ptr
+address_of, plain_call = torch.Tensor.data_ptr, cpu.call
 tensors: dict[int, tuple[torch.Tensor, int]] = {}  # by address: a tensor and the bytes from its first to its last value
 starts: list[int] = []  # of `tensors`, sorted
 names: dict[str, set[str]] = {}  # of the functions that were called, by family
@@ -38,8 +38,7 @@ class Large(Exception):
 
 def pytest_configure() -> None:
     torch.Tensor.data_ptr = data_ptr  # type: ignore[method-assign]
-    found = cpu._library
-    cpu._library = lambda family: Library(family, found(family))  # type: ignore[assignment]
+    cpu.call = call
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -68,51 +67,31 @@ def data_ptr(x: torch.Tensor) -> int:
     return at
 
 
-class Library:
-    """The functions of a library, which record their calls."""
-
-    def __init__(self, family: str, library: ctypes.CDLL) -> None:
-        self._family, self._library = family, library
-
-    def __getattr__(self, name: str) -> Any:
-        function = Function(self._family, name, getattr(self._library, name))
-        setattr(self, name, function)
-        return function
-
-
-class Function:
-    """A function that records its calls; those that equal an earlier one, or take large tensors, are left out."""
-
-    def __init__(self, family: str, name: str, function: Any) -> None:
-        self.__dict__.update(family=family, name=name, function=function)
-
-    def __setattr__(self, name: str, value: Any) -> None:  # argtypes and restype
-        setattr(self.function, name, value)
-
-    def __call__(self, *arguments: Any) -> Any:
-        try:
-            call = Call(self.name, arguments, self.function.argtypes)
-            before = call.memory()
-        except Large:
-            return self.function(*arguments)
-        result = self.function(*arguments)
-        digest = hashlib.sha256(b"".join([call.head(), *before])).digest()
-        if digest not in seen:
-            seen.add(digest)
-            names.setdefault(self.family, set()).add(self.name)
-            with open(Path(os.environ["RECORDED"], f"{self.family}.calls"), "ab") as file:
-                file.writelines(call.parts(before))
-        return result
+def call(family: str, name: str, *arguments: Any) -> None:
+    """Record a call, unless it equals an earlier one, or takes large tensors."""
+    try:
+        made = Call(name, arguments)
+        before = made.memory()
+    except Large:
+        return plain_call(family, name, *arguments)
+    plain_call(family, name, *arguments)
+    digest = hashlib.sha256(b"".join([made.head(), *before])).digest()
+    if digest not in seen:
+        seen.add(digest)
+        names.setdefault(family, set()).add(name)
+        with open(Path(os.environ["RECORDED"], f"{family}.calls"), "ab") as file:
+            file.writelines(made.parts(before))
+    return None
 
 
 class Call:
     """The arguments of a call and the memory they lead to, in regions that do not overlap."""
 
-    def __init__(self, name: str, arguments: Sequence[Any], types: Sequence[Any] | None) -> None:
-        self.name, self.integers, self.numbers = name, list[int](), list[int]()
-        self.objects: dict[int, int] = {}  # of ctypes: bytes by address
-        for i, argument in enumerate(arguments):
-            self.take(argument, types[i] if types else None)
+    def __init__(self, name: str, arguments: Sequence[Any]) -> None:
+        self.name = name
+        self.integers = list(map(cpu._word, arguments))
+        found = [x for x in arguments if isinstance(x, ctypes.Structure | ctypes.Array)]
+        self.objects = {ctypes.addressof(x): ctypes.sizeof(x) for x in found}  # bytes by address
         self.links: list[tuple[int, int, int]] = []  # start of a region or -1, the place in it, the address there
         self.regions: dict[int, tuple[int, int]] = {}  # (end, dtype) by start
         todo = [(-1, i, each) for i, each in enumerate(self.integers) if each in ADDRESSES]
@@ -129,19 +108,6 @@ class Call:
                 found = enumerate(struct.unpack(f"{len(words) // 8}q", words))
                 todo += [(start, 8 * i, word) for i, word in found if word in ADDRESSES]
         self.join()
-
-    def take(self, argument: Any, kind: Any) -> None:
-        """Add an argument to the integers or to the numbers."""
-        given = getattr(argument, "_obj", argument)  # of byref
-        if isinstance(given, (ctypes.Structure, ctypes.Array)):
-            self.objects[ctypes.addressof(given)] = ctypes.sizeof(given)
-            self.integers.append(ctypes.addressof(given))
-        elif isinstance(given, (float, ctypes.c_float, ctypes.c_double)):
-            wide = ctypes.c_double in (kind, type(given))
-            value = struct.pack("<d" if wide else "<f4x", getattr(given, "value", given))
-            self.numbers += struct.unpack("<Q", value)
-        else:
-            self.integers.append(getattr(given, "value", given) or 0)
 
     def find(self, at: int) -> tuple[int, int, int, bool]:
         """Return the region that an address is in: start, end, dtype, whether it may hold addresses; or zeros."""
@@ -179,9 +145,8 @@ class Call:
         integers = [0 if i in linked else value for i, value in enumerate(self.integers)]
         threads = len(integers) - 1
         integers += [0] * (INTEGERS - len(integers))
-        numbers = self.numbers + [0] * (NUMBERS - len(self.numbers))
         counts = len(self.regions), len(self.links), threads, 0
-        return struct.pack(f"<32s4i{INTEGERS}q{NUMBERS}Q", self.name.encode(), *counts, *integers, *numbers)
+        return struct.pack(f"<32s4i{INTEGERS}q", self.name.encode(), *counts, *integers)
 
     def parts(self, before: Sequence[bytes]) -> Iterator[bytes]:
         """Yield what the file holds of this call, which has returned."""

@@ -46,8 +46,7 @@ typedef struct {
     uint8_t *sent;
     float *residual, *weights;
     uint8_t *ok;
-    int32_t dtype, drawn; /* drawn: round at random */
-    uint32_t seed[2];
+    i64 dtype, drawn, seed[2], threads; /* drawn: round at random */
 } Call;
 
 typedef struct { float step, scale, bottom; uint32_t field; } Grid;
@@ -539,22 +538,21 @@ static void reduce_span(const Call *c, const Form *f, Span s)
 
 /* ---- what Python calls ---- */
 
-typedef struct { Call call; void (*work)(const Call *, const Form *, Span); } Work;
+typedef struct { const Call *call; void (*work)(const Call *, const Form *, Span); } Work;
 
 static void work_on(const void *given, i64 job)
 {
     const Work *w = given;
-    w->work(&w->call, w->call.form, span_of(w->call.form, job));
+    w->work(w->call, w->call->form, span_of(w->call->form, job));
 }
 
-static void run(const Form *f, const Call *c, i64 rows, void (*work)(const Call *, const Form *, Span), i64 threads)
+static void run(const Call *c, i64 rows, void (*work)(const Call *, const Form *, Span))
 {
-    Work w = {*c, work};
-    w.call.form = f;
-    parallel(work_on, &w, rows * spans_per_row(f), threads);
+    Work w = {c, work};
+    parallel(work_on, &w, rows * spans_per_row(c->form), c->threads);
 }
 
-void compress(const Form *f, const Call *c, i64 threads) { run(f, c, c->rows, compress_span, threads); }
-void decompress(const Form *f, const Call *c, i64 threads) { run(f, c, c->rows, decompress_span, threads); }
-void add(const Form *f, const Call *c, i64 threads) { run(f, c, 1, add_span, threads); }
-void reduce(const Form *f, const Call *c, i64 threads) { run(f, c, 1, reduce_span, threads); }
+void compress(const Call *c) { run(c, c->rows, compress_span); }
+void decompress(const Call *c) { run(c, c->rows, decompress_span); }
+void add(const Call *c) { run(c, 1, add_span); }
+void reduce(const Call *c) { run(c, 1, reduce_span); }

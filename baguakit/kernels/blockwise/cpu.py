@@ -30,18 +30,6 @@ class Form(ctypes.Structure):
     )
 
 
-class Call(ctypes.Structure):
-    """The arguments of an operation: `Call` in cpu.c."""
-
-    _fields_ = (
-        ("form", ctypes.c_void_p),  # which C fills in
-        ("rows", ctypes.c_int64),
-        *((name, ctypes.c_void_p) for name in ("values", "packed", "sent", "residual", "weights", "ok")),
-        *((name, ctypes.c_int32) for name in ("dtype", "drawn")),
-        ("seed", ctypes.c_uint32 * 2),
-    )
-
-
 @lru_cache(maxsize=4096)
 def _form(format: Format, n: int, block: int) -> tuple[Form, Any]:
     """Return the constants of rows of `n` values, and what must live as long."""
@@ -90,13 +78,9 @@ def reduce(
 def _run(
     operation: str, format: Format, n: int, block: int, rows: int, key: int | None = None, **tensors: Tensor | None
 ) -> None:
-    form, _ = _form(format, n, block)
-    call = Call(rows=rows)
-    for name, tensor in tensors.items():
-        if tensor is not None:
-            setattr(call, name, tensor.data_ptr())
-    if (values := tensors.get("values")) is not None:
-        call.dtype = cpu.DTYPES.index(values.dtype)
-    if key is not None:
-        call.drawn, call.seed[:] = True, seed_words(key)
-    cpu.call("blockwise", operation, ctypes.byref(form), ctypes.byref(call), cpu.threads(rows * n))
+    names = "values", "packed", "sent", "residual", "weights", "ok"
+    values = tensors.get("values")
+    dtype = 0 if values is None else cpu.DTYPES.index(values.dtype)
+    draws = key is not None, *seed_words(key or 0)
+    given = map(tensors.get, names)
+    cpu.call("blockwise", operation, _form(format, n, block)[0], rows, *given, dtype, *draws, cpu.threads(rows * n))

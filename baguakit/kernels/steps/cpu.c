@@ -10,9 +10,9 @@ typedef struct { i64 p, g, u, v, master, length, start, whole; } Record;
 typedef struct {
     const i64 *tiles;
     const Record *records;
-    int rule, decay, nesterov, p, g, drawn;
+    i64 count, rule, decay, nesterov, p, g, drawn;
     const float *numbers; /* seven of the rule, and the factor of the gradients */
-    uint32_t low, high;
+    i64 low, high, threads;
 } Step;
 
 INLINE void sgd(float *restrict p, const float *restrict g, float *restrict b, i64 n, const Step *s)
@@ -96,15 +96,9 @@ static void step_tile(const void *given, i64 job)
         store(address(r->p), s->p, at, n, p);
 }
 
-void step(
-    const i64 *tiles, const Record *records, i64 count, i64 rule, i64 decay, i64 nesterov, i64 p, i64 g, i64 drawn,
-    const float *numbers, i64 low, i64 high, i64 threads)
-{
-    Step s = {tiles, records, rule, decay, nesterov, p, g, drawn, numbers, low, high};
-    parallel(step_tile, &s, count, threads);
-}
+void step(const Step *s) { parallel(step_tile, s, s->count, s->threads); }
 
-typedef struct { const i64 *tiles; const Record *records; int g; double *partials; } Norm;
+typedef struct { const i64 *tiles; const Record *records; i64 count, g; double *partials; i64 threads; } Norm;
 
 /* Add the squares of a tile: lane j adds those of values j, j + LANES, ..., and then the lanes are added in order. */
 static void square_tile(const void *given, i64 job)
@@ -125,8 +119,4 @@ static void square_tile(const void *given, i64 job)
     s->partials[job] = total;
 }
 
-void squares(const i64 *tiles, const Record *records, i64 count, i64 g, double *partials, i64 threads)
-{
-    Norm s = {tiles, records, g, partials};
-    parallel(square_tile, &s, count, threads);
-}
+void squares(const Norm *s) { parallel(square_tile, s, s->count, s->threads); }
