@@ -119,7 +119,7 @@ void topk_select(const Select *c) { parallel(select_span, c, c->rows * spans_of(
 /* ---- add_: in a plane of w bytes, value i has bits of byte i % w; i / w tells which ---- */
 
 /* The values of a row begin `stride` bytes after those of the row before. Without weights `out` becomes the mean, and
-   `ok` may be NULL. `outside` becomes 1 if a place is beyond the end of the row: nothing is added there. */
+   `ok` may be NULL. `outside` becomes 1 if a place is beyond the end of the row: nothing is added there. `out` is not fp64. */
 typedef struct {
     void *out; const uint8_t *packed, *values; const float *weights; uint8_t *ok; i64 *outside;
     i64 dtype, rows, row_bytes, stride, n, chunk, k, count, bits, threads;
@@ -152,11 +152,10 @@ static void add_span(const void *context, i64 i)
         i64 first = start / c->chunk * c->k, n = least(c->chunk, c->n - start);
         i64 k = n == c->chunk ? c->k : c->count - first;
         float *total = c->dtype == FP32 ? (float *)c->out + start : converted;
-        double *wide = c->dtype == FP64 ? (double *)c->out + start : NULL;
         int outside = 0, broken = 0;
         if (!c->weights)
-            memset(wide ? (void *)wide : total, 0, n * (wide ? sizeof(double) : sizeof(float)));
-        else if (!wide)
+            memset(total, 0, n * sizeof(float));
+        else
             load(c->out, (int)c->dtype, start, n, total);
         for (i64 row = 0; row < c->rows; row++) {
             float weight = c->weights ? c->weights[row] : (float)(1.0 / (double)c->rows), value;
@@ -165,15 +164,13 @@ static void add_span(const void *context, i64 i)
                 memcpy(&value, c->values + row * c->stride + (first + j) * sizeof(float), sizeof(float));
                 if (places[j] >= n)
                     outside = 1;
-                else if (wide)
-                    wide[places[j]] += value * weight;
                 else
                     total[places[j]] += value * weight;
             }
         }
-        if (total == converted && !wide) store(c->out, (int)c->dtype, start, n, total);
-        const float *seen = wide || !c->ok ? total : load(c->out, (int)c->dtype, start, n, converted);
-        for (i64 j = 0; c->ok && j < n; j++) broken |= wide ? !(fabs(wide[j]) < INFINITY) : !(fabsf(seen[j]) < INFINITY);
+        if (total == converted) store(c->out, (int)c->dtype, start, n, total);
+        const float *seen = c->ok ? load(c->out, (int)c->dtype, start, n, converted) : total;
+        for (i64 j = 0; c->ok && j < n; j++) broken |= !(fabsf(seen[j]) < INFINITY);
         if (broken) __atomic_store_n(c->ok, 0, __ATOMIC_RELAXED);
         if (outside) __atomic_store_n(c->outside, 1, __ATOMIC_RELAXED);
     }

@@ -1,4 +1,4 @@
-"""The launchers of `topk.c`, which has the operations of `topk.py` for CPUs: the same bytes."""
+"""Run `topk.c`, which has the operations of `topk.py` for CPUs: the same bytes. The definition adds to fp64 tensors."""
 
 from ctypes import c_int64
 
@@ -23,6 +23,8 @@ def add_(
     out: Tensor, packed: Tensor, values: Tensor | None, weights: Tensor | None, chunk: int, k: int, rest: int,
     ok: Tensor | None = None,
 ) -> None:  # fmt: skip
+    if out.dtype == torch.float64:
+        return topk.add_(out, packed, values, weights, chunk, k, rest, ok)
     n, (rows, row_bytes), count = len(out), packed.shape, len(out) // chunk * k + rest
     if values is None:
         values = packed[:, topk.values_at(count, chunk) :]
