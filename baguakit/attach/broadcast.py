@@ -33,7 +33,7 @@ def broadcast_optimizers(optimizers: Iterable[Optimizer], comm: Comm, device: to
             continue
         tensors: list[Tensor] = []
         emptied = tree_map_only(Tensor, partial(_emptied, tensors=tensors), optimizer.state_dict())
-        here = [(local(t).shape, t.dtype, t.device.type) for t in tensors]
+        here = [(local(t).shape, t.dtype, t.device.type == device.type) for t in tensors]
         mine = (emptied, here, any(map(is_sharded, tensors))) if comm.rank == source else None
         emptied, shapes, sharded = comm.broadcast_object(mine, source)
         if sharded and here != shapes:
@@ -43,8 +43,7 @@ def broadcast_optimizers(optimizers: Iterable[Optimizer], comm: Comm, device: to
             )
         if comm.rank != source and not sharded:
             tensors = [
-                torch.empty(shape, dtype=dtype, device=device if kind == device.type else kind)
-                for shape, dtype, kind in shapes
+                torch.empty(shape, dtype=dtype, device=device if there else "cpu") for shape, dtype, there in shapes
             ]
         for t in tensors:
             broadcast_into(t, comm, device, source)

@@ -11,7 +11,7 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import zip_longest
 from typing import Any, TypeVar
@@ -41,6 +41,7 @@ class Setup:
     timeout: timedelta  # the age at which a flight is given up
     scaler: Any  # the GradScaler in use, or None
     lines: tuple[str, ...]  # text that must be the same on all ranks; never contains a callable
+    kinds: tuple[str, ...] = field(default=(), kw_only=True)  # of the devices of all ranks; only rank 0 knows them
 
     def loss_scale(self) -> Tensor | None:
         """Return the scale factor of the loss, if a scaler is enabled, else None."""
@@ -60,10 +61,12 @@ AnySetup = TypeVar("AnySetup", bound=Setup)
 
 
 def on_mesh(setup: AnySetup, comm: Comm) -> AnySetup:
-    """Return the setup with the mesh as its first line, so that ranks compare their meshes, too."""
+    """Return the setup with lines about the groups before its own, so that ranks compare their groups, too."""
     mesh: Any = comm.mesh
     said = f"mesh={mesh!r}" if mesh is None or mesh == HOSTS else f"mesh {mesh.mesh_dim_names} {mesh.mesh.tolist()}"
-    return replace(setup, lines=(said, *setup.lines))
+    parts = (comm, comm.intra, comm.inter) if comm.hierarchical else (comm,)
+    sent = [f"messages by {'NCCL' if part.by_nccl(setup.device) else 'gloo'}" for part in parts]
+    return replace(setup, lines=(said, *sent, *setup.lines))
 
 
 def channel_of(rule: Rule) -> int:
@@ -149,8 +152,9 @@ def agree(monitor: Monitor, make: Callable[[], AnySetup], label: str = "attach()
     collective = Collective(label=label)
     key = f"agree/{monitor.launched(0, collective).number}"
 
-    def compared(error: str | None, lines: Sequence[str]) -> str:
-        return str(_asked(monitor, collective, lambda: _compared(monitor, key, (error, lines), verb)))
+    def compared(error: str | None, lines: Sequence[str], kind: str = "") -> tuple[str, tuple[str, ...]]:
+        found = _asked(monitor, collective, lambda: _compared(monitor, key, (error, lines), kind, verb))
+        return found[0], found[1]
 
     try:
         setup = make()
@@ -158,9 +162,12 @@ def agree(monitor: Monitor, make: Callable[[], AnySetup], label: str = "attach()
         if monitor.size > 1:
             compared(f"{type(error).__name__}: {error}", ())
         raise
-    if monitor.size > 1 and (found := compared(None, setup.lines)):
+    if monitor.size == 1:
+        return setup
+    found, kinds = compared(None, setup.lines, setup.device.type)
+    if found:
         raise ValueError(found)
-    return setup
+    return replace(setup, kinds=kinds)
 
 
 def first_said(monitor: Monitor, label: str, text: str) -> str:
@@ -180,30 +187,34 @@ def _asked(monitor: Monitor, collective: Collective, ask: Callable[[], Any]) -> 
     return monitor.wait_for(collective)
 
 
-def _compared(monitor: Monitor, key: str, written: Written, verb: str) -> str:
+def _compared(monitor: Monitor, key: str, written: Written, kind: str, verb: str) -> tuple[str, tuple[str, ...]]:
     """Write a digest of this rank's error or lines, and return the difference that rank 0 finds; "" for none.
 
-    Only the first rank that differs writes its error or lines. If no rank differs, each rank except rank 0 makes four
-    requests, for any number of ranks, and one more each time it asks whether rank 0 has compared.
+    Rank 0 also returns the kinds of devices that all ranks have; `kind` is that of this rank. Only the first rank that
+    differs writes its error or lines. If no rank differs, each rank except rank 0 makes four requests, for any number
+    of ranks, and one more each time it asks whether rank 0 has compared.
     """
     store, mine, verdict, told = monitor.store, f"{key}/{monitor.rank}", f"{key}/verdict", f"{key}/told"
     text = json.dumps(written).encode()
-    store.set(mine, ERROR if written[0] is not None else hashlib.sha256(text).hexdigest())
+    store.set(mine, ERROR if written[0] is not None else f"{hashlib.sha256(text).hexdigest()} {kind}")
     store.add(f"{key}/came", 1)
+    kinds: tuple[str, ...] = ()
     if monitor.rank == 0:
         monitor.wait_until(lambda: int(store.add(f"{key}/came", 0)) == monitor.size)
-        digests = store.multi_get([f"{key}/{rank}" for rank in range(monitor.size)])
-        store.set(verdict, str(odd_one(digests)))
+        written_by_all = store.multi_get([f"{key}/{rank}" for rank in range(monitor.size)])
+        pairs = [each.decode().partition(" ") for each in written_by_all]
+        kinds = tuple(dict.fromkeys(of for _, _, of in pairs))
+        store.set(verdict, str(odd_one([digest for digest, _, _ in pairs])))
     odd = int(_awaited(monitor, verdict))
     store.delete_key(mine)
     if odd < 0:
-        return ""
+        return "", kinds
     if monitor.rank == odd:
         store.set(told, zlib.compress(text))
     if monitor.rank == 0:
         theirs = json.loads(zlib.decompress(_awaited(monitor, told)))
         store.set(f"{key}/difference", difference(odd, written, theirs, verb))
-    return _awaited(monitor, f"{key}/difference").decode()
+    return _awaited(monitor, f"{key}/difference").decode(), ()
 
 
 def _awaited(monitor: Monitor, key: str) -> bytes:
@@ -211,10 +222,10 @@ def _awaited(monitor: Monitor, key: str) -> bytes:
     return bytes(monitor.store.get(key))
 
 
-def odd_one(digests: Sequence[bytes]) -> int:
+def odd_one(digests: Sequence[str]) -> int:
     """Return the first rank with an error, else the first whose digest differs from rank 0's; -1 if there is none."""
-    if (error := ERROR.encode()) in digests:
-        return digests.index(error)
+    if ERROR in digests:
+        return digests.index(ERROR)
     return next((rank for rank, digest in enumerate(digests) if digest != digests[0]), -1)
 
 
