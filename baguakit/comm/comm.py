@@ -16,7 +16,7 @@ from torch.distributed.distributed_c10d import Store
 
 from ..arguments import checked, instance, integer, tensor, truth
 from . import sending
-from .groups import HOSTS, Membership, check_mesh, facts_of, flat_group, inner_of, node_groups
+from .groups import HOSTS, Membership, check_mesh, facts_of, flat_group, gloo_between, inner_of, node_groups
 from .own import Flows, flows_of, longer, own_groups, shut_all
 from .sending import FLAT, INTER, INTRA, LENGTHS, TAGS, Rider, Sent, SentFormat
 from .staging import AnyDevice, Staged, from_host, host_like, to_host
@@ -32,6 +32,8 @@ class Comm(AnyDevice):
             mesh, `comm.intra` and `comm.inter` are the groups that `Hierarchical` uses. With "hosts" each host is a
             node; all hosts must have the same number of ranks. "hosts", or a mesh of fewer ranks than the default
             group, makes new groups: then all members must construct this `Comm` together.
+        between: with a mesh, "gloo" sends all messages but those within nodes by gloo, from the memory of the host, so
+            that NCCL connects no nodes. Members, of a group "cpu:gloo,cuda:nccl", construct this `Comm` together.
         flows: the number of connections to each peer, for networks that limit the bandwidth of one connection. Messages
             of 256 KiB or more on the CPU are divided among these connections; with a mesh, only messages between nodes.
             More than one flow makes new groups: then all members must construct this `Comm` together.
@@ -42,12 +44,13 @@ class Comm(AnyDevice):
     Raises:
         RuntimeError: torch.distributed is not initialised.
         ValueError: the mesh has other dimensions, or other ranks than the group; hosts have different numbers of
-            ranks; `flows` is not 1 to 64.
+            ranks; `flows` is not 1 to 64; `between` is not "gloo", or there is no mesh.
     """
 
     group: Any = None
     mesh: DeviceMesh | Literal["hosts"] | None = None
     flows: int = 1
+    between: Literal["gloo"] | None = None
     membership: ClassVar[Membership] = Membership()
     rank: int = field(default=0, init=False)
     size: int = field(default=1, init=False)
@@ -80,6 +83,8 @@ class Comm(AnyDevice):
         if mesh is not self.mesh and self._parts is None:
             vars(self).update(_parts=node_groups(self))
         integer("flows", self.flows, 1, 64)
+        if self.between is not None and self._part == FLAT:
+            vars(self).update(zip(("group", "_parts"), gloo_between(self), strict=True))
         if self.flows > 1 and not self._flows and self.size > 1:
             name, store = self.broadcast_object(uuid.uuid4().hex), group.get_group_store()
             vars(self).update(_flows=flows_of(group, self._parts, self.flows, name, default_pg_timeout, store))
@@ -373,7 +378,8 @@ class Comm(AnyDevice):
         store = self.group.get_group_store() if store is None else instance("store", store, Store, "a Store")
         count = integer("flows", self.flows if flows is None else flows, 1, 64)
         group, nodes, made = own_groups(self, count, parts, name, longer(timeout), device, store)
-        new = replace(self, group=group, mesh=None, _parts=nodes, flows=count if made else 1, _flows=made)
+        kept = {"group": group, "_parts": nodes, "flows": count if made else 1, "_flows": made}
+        new = replace(self, mesh=None, between=None, **kept)
         for each in new.groups() if FLAT in parts else new.groups()[1:]:
             sending.warm(each, device)
         return new

@@ -20,11 +20,12 @@ from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
-from ..arguments import instance
-from .sending import INTER, INTRA
+from ..arguments import instance, one_of
+from .sending import FLAT, INTER, INTRA
 from .staging import CPU, backend_of, is_staged
 
 T = TypeVar("T")
+GLOO = "gloo"
 HOSTS = "hosts"
 """A value of `mesh`: each host that ranks run on is a node."""
 
@@ -327,6 +328,23 @@ def node_groups(comm: Any) -> tuple[Any, Any]:
     return made(f"{INTRA}{node}", nodes[node]), made(f"{INTER}{place}", [ranks[place] for ranks in nodes])
 
 
+def gloo_between(comm: Any) -> tuple[Any, Any]:
+    """Return a flat group and (intra, inter) groups for `between="gloo"`: only intra sends by NCCL. Collective."""
+    one_of("between", comm.between, (GLOO,))
+    if comm._parts is None:
+        raise ValueError(f'between="{GLOO}" needs mesh="{HOSTS}" or a DeviceMesh, which tell the ranks within a node')
+    (intra, inter), cuda = comm._parts, torch.device("cuda")
+    if cuda.type not in {device.type for device in comm.group._device_types} or is_staged(comm.group, cuda):
+        return comm.group, comm._parts  # gloo sends everything
+    check_device(comm.group, CPU)
+    name, store = comm.broadcast_object(uuid.uuid4().hex), comm.group.get_group_store()
+
+    def made(part: str, like: Any) -> Any:
+        return group_over(store, f"{name}/{part}", like.rank(), members_of(like), ["cpu"], default_pg_timeout)
+
+    return made(FLAT, comm.group), (intra, made(f"{INTER}{intra.rank()}", inter))
+
+
 def facts_of(comm: Any) -> list[str]:
     """Return what the `repr` of a `Comm` says: its rank, backends, nodes, flows, round and step."""
     part = {INTRA: " within the node", INTER: " between nodes"}.get(comm._part, "")
@@ -335,6 +353,8 @@ def facts_of(comm: Any) -> list[str]:
     if comm._parts is not None:
         nodes, each = comm._parts[1].size(), comm._parts[0].size()
         said.append(f"{nodes} node{'s' * (nodes != 1)} of {each}")
+    if comm.between is not None and comm._part == FLAT:
+        said.append(f"{comm.between} between nodes")
     if comm.flows > 1:
         said.append(f"{comm.flows} flows")
     return said + [f"{name} {at}" for name, at in (("round", comm._round), ("step", comm._step)) if at is not None]

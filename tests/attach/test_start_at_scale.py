@@ -4,9 +4,9 @@ import math
 import os
 import threading
 from datetime import timedelta
-from types import SimpleNamespace
 
 import pytest
+import torch
 import torch.distributed as dist
 from crowd import CountedStore
 from pool import Pool, ranks
@@ -17,9 +17,13 @@ import baguakit as bk
 from baguakit.comm import Comm, groups
 from baguakit.monitor import Monitor
 from baguakit.runtime import runtime
-from baguakit.runtime.agreement import agree
+from baguakit.runtime.agreement import Setup, agree
 
 POLLS = ("add", "check")  # the requests of a rank that asks whether others are done
+
+
+def setup_of(lines):
+    return Setup((), {}, (), torch.device("cpu"), timedelta(seconds=600), None, tuple(lines))
 
 
 def agreed(size, made):
@@ -30,7 +34,7 @@ def agreed(size, made):
     def run(rank):
         monitor = Monitor(stores[rank], rank, size, timedelta(seconds=600), lambda: None)
         try:
-            found[rank] = agree(monitor, lambda: SimpleNamespace(lines=made(rank)))
+            found[rank] = agree(monitor, lambda: setup_of(made(rank)))
         except Exception as error:
             found[rank] = f"{type(error).__name__}: {error}"
 
@@ -49,7 +53,8 @@ def test_an_agreement_takes_as_many_requests_with_many_ranks(size):
     requests = [{name: n for name, n in each.requests.items() if name not in POLLS} for each in stores]
     assert requests[0] == {"set": 2, "multi_get": 1, "get": 1, "delete_key": 1}
     assert requests[1:] == [{"set": 1, "get": 1, "delete_key": 1}] * (size - 1)
-    assert sum(len(each.written) for each in stores) == 64 * size + len("-1")  # digests, and the verdict
+    digests = (64 + len(" cpu")) * size  # each with a device
+    assert sum(len(each.written) for each in stores) == digests + len("-1")  # and the verdict
 
 
 @pytest.mark.parametrize("size", [3, 32])
@@ -125,13 +130,16 @@ class Told:
     def inter(self):
         return self
 
+    def by_nccl(self, device):
+        return True
+
     def exchange(self, x, sources, targets):
         self.told.append((set(sources), set(targets)))
 
 
 def on_a_gpu(stage):
     """The exchanges of each rank."""
-    x, comms = type("OnGpu", (), {"is_cuda": True})(), [Told(r) for r in range(N)]
+    x, comms = torch.empty(0, device="meta"), [Told(r) for r in range(N)]
     for comm in comms:
         runtime.connect([stage], x, comm)
     return [comm.told for comm in comms]
