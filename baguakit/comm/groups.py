@@ -328,13 +328,18 @@ def node_groups(comm: Any) -> tuple[Any, Any]:
     return made(f"{INTRA}{node}", nodes[node]), made(f"{INTER}{place}", [ranks[place] for ranks in nodes])
 
 
+def kinds_of(group: Any) -> set[str]:
+    """Return the kinds of devices for which a group has a backend."""
+    return {device.type for device in group._device_types}
+
+
 def gloo_between(comm: Any) -> tuple[Any, Any]:
     """Return a flat group and (intra, inter) groups for `between="gloo"`: only intra sends by NCCL. Collective."""
     one_of("between", comm.between, (GLOO,))
     if comm._parts is None:
         raise ValueError(f'between="{GLOO}" needs mesh="{HOSTS}" or a DeviceMesh, which tell the ranks within a node')
     (intra, inter), cuda = comm._parts, torch.device("cuda")
-    if cuda.type not in {device.type for device in comm.group._device_types} or is_staged(comm.group, cuda):
+    if cuda.type not in kinds_of(comm.group) or is_staged(comm.group, cuda):
         return comm.group, comm._parts  # gloo sends everything
     check_device(comm.group, CPU)
     name, store = comm.broadcast_object(uuid.uuid4().hex), comm.group.get_group_store()
