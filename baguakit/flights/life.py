@@ -143,7 +143,9 @@ class Decisions:
                     joint.note(each.rows[:, 0] != FAILED)
             joint.settle(on_all_ranks if agree else None, of_used)
 
-        self._under_way.append((runners[0], runners[0].channel.begin("the decision on what to keep", settle)))
+        # Without `agree`, a rank whose gradients are all there may decide at once, and launch nothing here.
+        begun = runners[0].channel.begin("the decision on what to keep", settle, shared=agree)
+        self._under_way.append((runners[0], begun))
 
     def settle(self, but: int = 0, alone: bool = False) -> None:
         """Wait for all decisions except the newest `but`. With 0, every state is up to date afterwards.

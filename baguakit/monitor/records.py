@@ -36,6 +36,7 @@ class Collective:
     """Work that all ranks do together on a lane."""
 
     label: str  # the same on all ranks
+    shared: bool = True  # whether all ranks launch it, so that it counts
     step: int | None = None  # in which it was launched; None if ranks may be at different ones
     flight: Flight = field(default_factory=Flight)  # at first a placeholder
     launched: float = field(default_factory=time.time)
@@ -64,8 +65,9 @@ class Air:
         with self._lock:
             known = self._launches.get(lane) or self._launches.setdefault(lane, deque([LaunchCount()], REMEMBERED))
             (number, _, digest), what = known[-1], collective.label
-            count = LaunchCount(number + 1, what, zlib.crc32(f"{what}/{collective.step}".encode(), digest))
-            known.append(count)
+            if collective.shared:
+                known.append(LaunchCount(number + 1, what, zlib.crc32(f"{what}/{collective.step}".encode(), digest)))
+            count = known[-1]
             collective.lane, collective.launches = lane, count
             if self._held and self._held[0].landed:
                 self.all()

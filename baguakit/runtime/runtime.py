@@ -63,14 +63,16 @@ class Channel:
         if self.comm.size > 1:  # in words: the error holds the frames in which it was raised, and they hold groups
             self.failed.append(f"{label} failed on rank {self.comm.rank}: {type(error).__name__}: {error}")
 
-    def begin(self, label: str, work: Callable[[Comm], Any], meet: bool = False) -> Collective:
-        """Put `work(comm)` on the lane, and return its collective. All ranks call this. `label` describes the work.
+    def begin(self, label: str, work: Callable[[Comm], Any], meet: bool = False, shared: bool = True) -> Collective:
+        """Put `work(comm)` on the lane, and return its collective. All ranks call this if it is `shared`.
+
+        `label` describes the work. Work that sends nothing need not be shared.
 
         With `meet`, the lane waits until all ranks have made the same call. Calls of users need this, because a user
         may call on some ranks only, and then a message could be received in another flight.
         """
         self.monitor.check()
-        collective = Collective(label=label)
+        collective = Collective(label=label, shared=shared)
         launches = self.monitor.launched(self.number, collective)
 
         def run() -> Any:

@@ -45,6 +45,13 @@ def test_who_has_run_out_counts_as_zero_gradients(name):
         assert (launched, rounds) == there[0][2][1:]
 
 
+def test_ranks_that_decide_at_different_times_make_the_same_launches():
+    """With one bucket, a rank that has run out holds its states until all flights have ended, and others do not."""
+    name = "bytegrad(MinMaxUInt8(block=64), error_feedback=True)"
+    found = ranks(3, lambda: uneven(name, bucket_bytes=1 << 20)[2])
+    assert found == [found[0]] * 3
+
+
 @pytest.mark.parametrize("name", others_slow(WEIGHTS))
 def test_who_has_run_out_takes_part_with_its_weights(name):
     """Bit for bit, a rank that has run out is one that steps without gradients."""
