@@ -14,6 +14,7 @@ TIMEOUT = 3.0  # of attachments that are to fail
 PATIENT = 40.0  # of those that are not: a host is taken for dead after a quarter of it
 SOON = 60.0  # for what must come about, on a machine that is busy with other things
 QUIET = 0.3  # several steps
+FAR = {"nodes": 2, "between": "100mbit", "delay": "25ms"}  # two hosts in two cities
 NO_ANSWER = ("PeerError: rank 1 has had no answer from the store", "the link between the two hosts is down, or")
 
 
@@ -66,10 +67,10 @@ class Trainings:
         return [self.outcome(host) for host in hosts]
 
 
-def assert_one_sentence(outcome, begin, words):
-    """That a training ended in one sentence, and that nothing of it is left."""
+def assert_one_sentence(outcome, begin, words, left=False):
+    """That a training ended in one sentence, and that nothing of it is left, unless its store never answers again."""
     assert outcome["error"].startswith(begin) and words in outcome["error"], outcome
-    assert "\n" not in outcome["error"] and outcome["left"] == [], outcome
+    assert "\n" not in outcome["error"] and (left or outcome["left"] == []), outcome
 
 
 def test_a_link_that_is_cut_for_long_is_a_sentence_on_both_sides():
@@ -124,8 +125,32 @@ def test_training_goes_on_after_a_moment_and_no_bit_is_another():
     assert [*undisturbed, *unplugged, *stalled] == [first] * 6
 
 
-def test_a_host_that_is_killed_is_a_sentence_on_the_other():
-    with Lab(2) as lab:
+def test_training_between_cities_goes_on_when_all_frames_have_waited_for_five_seconds():
+    """No rank gives up before its time; the weights are those of a training that was not disturbed."""
+    with Lab(2, **FAR) as lab:
+        at_work = Trainings(lab, [{"flows": 1, "timeout": PATIENT, "steps": 16}] * 2)
+        at_work.next_is_under_way()
+        undisturbed = at_work.outcomes([0, 1])
+        at_work.next_is_under_way()
+        with lab.halted():
+            time.sleep(5)
+            assert at_work.outcome(0) is None
+        assert at_work.outcomes([0, 1]) == undisturbed == [{"weights": undisturbed[0]["weights"], "left": []}] * 2
+
+
+def test_a_way_between_cities_that_dies_is_a_sentence_on_both_sides():
+    with Lab(2, **FAR) as lab:
+        at_work = Trainings(lab, [{"flows": 1, "timeout": TIMEOUT, "steps": 1000}])
+        at_work.next_is_under_way()
+        lab.cut()
+        here, there = at_work.outcomes([0, 1])
+    assert_one_sentence(here, "PeerError: rank 1 is dead: no sign of it for", "rank 0 waits for it in")
+    assert_one_sentence(there, *NO_ANSWER, left=True)
+
+
+@pytest.mark.parametrize("way", [{}, FAR], ids=["near", "far"])
+def test_a_host_that_is_killed_is_a_sentence_on_the_other(way):
+    with Lab(2, **way) as lab:
         at_work = Trainings(lab, [{"flows": 3, "timeout": TIMEOUT, "steps": 1000}])
         at_work.next_is_under_way()
         at_work.ranks.processes[1].kill()
