@@ -24,16 +24,16 @@ from .trajectories import AT_MORE, best_rate, rates, set_rate, validated
 HOSTS, STEPS, WARM_UP = 4, 50, 4
 LEAST_PERIODS = 2
 SLOWNESS = 4  # how many times slower a straggler computes
+FAR = "two cities, 100 Mb/s and 50 ms there and back"  # only some contenders are timed there: `SENT_FAR`
 NETWORKS: dict[str, Cell] = {
     "100 Mb/s": {"rate": "100mbit"},
     "500 Mb/s": {"rate": "500mbit"},
     "1 Gb/s": {"rate": "1gbit"},
     "one link of 50 Mb/s among 500": {"rate": "500mbit", "slow_link": "50mbit"},
     "one straggler, 500 Mb/s": {"rate": "500mbit", "straggler": True},
-    "two cities": {"rate": "1gbit", "nodes": 2, "between": "100mbit", "delay": "25ms"},
+    FAR: {"rate": "1gbit", "nodes": 2, "between": "100mbit", "delay": "25ms"},
 }
 MORE = ("100 Mb/s",)  # also with 8 hosts
-FAR = "two cities"  # where only these are timed
 SENT_FAR = (
     "DDP",
     "DDP, bf16 hook",
@@ -60,8 +60,8 @@ REAL = (  # trained on the network itself from beginning to end: (contender, net
     ("decentralized", "500 Mb/s", 300),
     ("diloco", "100 Mb/s", 300),
     ("SparseLoCo", "100 Mb/s", 300),
-    ("DDP", "two cities", 300),
-    ("diloco, 4 bits", "two cities", 800),
+    ("DDP", FAR, 200),
+    ("diloco, 4 bits", FAR, 800),
 )
 OPTIONS = {"steps", "lr", "seconds", "every_seconds", "loopback"}  # of a cell; the rest is what is measured, and where
 FREE: Cell = {"seconds": 240.0, "every_seconds": 10.0}  # a training whose ranks do not wait for each other
