@@ -40,6 +40,8 @@ def signed(words: tuple[int, int]) -> list[int]:
 
 
 INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+# Not to use instructions of PTX: Triton interprets, or compiles for GPUs of AMD or Intel.
+PORTABLE = tl.constexpr(INTERPRETED.value or bool(torch.version.hip or getattr(torch.version, "xpu", None)))
 ULP = tl.constexpr(2.0**-24)
 
 

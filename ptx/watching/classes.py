@@ -20,7 +20,7 @@ BY_OPCODE = {
     **dict.fromkeys(("ldmatrix", "stmatrix"), "shared"),
     **dict.fromkeys(("mov", "cvta"), "move"),
     **dict.fromkeys(("mad", "rem", "bfe", "bfi", "bfind", "brev", "clz", "popc", "prmt", "shf", "shl"), "integer"),
-    **dict.fromkeys(("shr", "and", "or", "xor", "not", "cnot", "lop3", "sad", "mul24", "mad24"), "integer"),
+    **dict.fromkeys(("shr", "and", "or", "xor", "not", "cnot", "lop3", "sad", "mul24", "mad24", "dp2a"), "integer"),
     "cvt": "conversion",
     "fma": "float",
     **dict.fromkeys(("sqrt", "rcp", "rsqrt", "ex2", "lg2", "sin", "cos", "tanh"), "special"),

@@ -6,12 +6,11 @@ The word of a block is step | bottom << 32 if headers are wide (two fp32), else 
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-from ..gpu import INTERPRETED
+from ..gpu import INTERPRETED, PORTABLE
 from .gpu import BITS, ROTATED, word_of, words_at
 
 SMALLEST, NAN, INFINITY = tl.constexpr(2.0**-126), tl.constexpr(float("nan")), tl.constexpr(float("inf"))
 REACH, LARGEST, LARGEST_BF16 = tl.constexpr(32760.0), tl.constexpr(2.0**127), tl.constexpr(255 * 2.0**120)
-RAISED = tl.constexpr(2.0**104)  # times a subnormal number it is normal
 INFINITY_BITS = tl.constexpr(0x7F800000)
 TWO, THREE = tl.constexpr(1.2479), tl.constexpr(0.7344)  # spacings
 
@@ -109,7 +108,9 @@ def encode(x, word, scale, draw, FORM):
             below = tl.floor(level)
             level = below + (level - below > draw).to(tl.float32)
         elif ABOUT_ZERO:
-            level += 0.5  # what is clamped is not negative: the conversion rounds down
+            level += 0.5
+            if not INTERPRETED:  # a GPU rounds down what it converts, and makes 0 of a NaN or a negative number
+                return tl.minimum(level.to(tl.uint32), TOP).to(tl.uint8)
         else:
             level = tl.floor(level + 0.5)
         if INTERPRETED:  # whose maximum is NaN where one is
@@ -139,39 +140,68 @@ def decode(codes, word, FORM):
         return (shifted.to(tl.float32, bitcast=True) + origin[None, :]) * step[None, :]
 
 
-# The sum of rows, two instructions for each code. The bits of a word of codes, masked where they are, are a subnormal
-# number in fp32: code * 2^(place - 149). Its product with a step is exact, so a fused multiply-add rounds only the sum;
-# and no sum of a block rounds if its rows' steps are close enough. Bottoms can then be added last.
+# The sum of rows. Steps are whole multiples of a unit, of 16 bits. An instruction (dp2a) adds the products of two rows'
+# steps with two bytes, so a word that has bytes of both rows serves two values. Codes are masked where they are in a
+# byte: a total is then 2^place times the sum. Bottoms are added once.
 
 
 @triton.jit
 def add_up(packed_ptr, rows, factor, row_bytes, header_at, block, FORM, BLOCK, WIDTH):
     """Return the sum of rows of whole blocks times `factor`, a power of two.
 
-    Also return whether none of its sums rounds, and whether no sum of their magnitudes does.
+    Also return whether all of this is exact, and whether no sum of the magnitudes rounds.
     """
     PLANE: tl.constexpr = FORM[BITS]
     WORDS: tl.constexpr = BLOCK * PLANE // 32
     BLOCKS: tl.constexpr = block.shape[0]
     unit, scale, base, reach = units_of(packed_ptr, rows, row_bytes, header_at, block, FORM)
-    place = tl.arange(0, 32 // PLANE)[:, None, None] * PLANE
-    far = place > 23 - PLANE  # beyond the mantissa
-    place = tl.where(far, place - 16, place)
-    mask = ((1 << PLANE) - 1 << place).to(tl.uint32)
-    total = tl.zeros((32 // PLANE, WORDS, BLOCKS), tl.float32)
-    for _ in tl.range(rows, loop_unroll_factor=4):
-        word = tl.load(word_of(packed_ptr, header_at, block, tl.uint32))
-        step = ((word << 16).to(tl.float32, bitcast=True) * scale * RAISED)[None, None, :]
-        codes = tl.reshape(tl.load(words_at(packed_ptr, block, FORM, BLOCK, WIDTH)), (1, WORDS, BLOCKS))
-        codes = tl.where(far, codes >> 16, codes) & mask
-        total = tl.fma(codes.to(tl.float32, bitcast=True), step, total)
-        packed_ptr += row_bytes
-    lowered = ((127 + 149 - 104 - place) << 23).to(tl.float32, bitcast=True)
-    total = tl.fma(total, (unit * factor)[None, None, :] * lowered, (base * factor)[None, None, :])
-    total = tl.permute(tl.reshape(total, (4, 8 // PLANE, WORDS, BLOCKS)), (1, 2, 0, 3))
+    place = tl.arange(0, 8 // PLANE)[:, None, None] * PLANE
+    mask = (((1 << PLANE) - 1) * 0x01010101 << place).to(tl.uint32)
+    # One total for each byte of a word.
+    a = tl.zeros((8 // PLANE, WORDS, BLOCKS), tl.uint32)
+    b, c, d = a, a, a
+    for first in tl.range(0, rows, 8):
+        words, steps = (), ()
+        for row in tl.static_range(8):  # all loads, before what waits for them
+            row_ptr = packed_ptr + tl.minimum(first + row, rows - 1).to(tl.int64) * row_bytes
+            words += (tl.load(words_at(row_ptr, block, FORM, BLOCK, WIDTH)),)
+            steps += (tl.where(first + row < rows, units_at(row_ptr, header_at, block, scale), 0),)
+        for row in tl.static_range(0, 8, 2):
+            step = chosen(steps[row], steps[row + 1], 0x5410)[None, None, :]
+            low = tl.reshape(chosen(words[row], words[row + 1], 0x5140), (1, WORDS, BLOCKS)) & mask
+            high = tl.reshape(chosen(words[row], words[row + 1], 0x7362), (1, WORDS, BLOCKS)) & mask
+            a, b = products(step, low, a, False), products(step, low, b, True)
+            c, d = products(step, high, c, False), products(step, high, d, True)
+    total = tl.permute(tl.join(tl.join(a, b), tl.join(c, d)), (0, 1, 4, 3, 2))
+    scaled = (unit * factor)[None, None, :]
+    lowered = tl.reshape(scaled * ((127 - place) << 23).to(tl.float32, bitcast=True), (8 // PLANE, 1, 1, 1, BLOCKS))
+    total = tl.fma(total.to(tl.float32), lowered, (base * unit * factor)[None, None, None, None, :])
     # Magnitudes have at most 17 digits; and units are so large that u of `uniform.py` is no larger.
     most = tl.where((unit >= 2.0**-80) | (reach == 0), reach, INFINITY) * max(BLOCK, 128)
     return tl.reshape(total, (BLOCK, BLOCKS)), below(reach, 8388608.0), below(most, 16777216.0)
+
+
+@triton.jit
+def products(steps, codes, total, HIGH: tl.constexpr):
+    """Return the total plus the products of two steps of 16 bits with the lower or the higher two bytes of codes."""
+    if PORTABLE:
+        codes = codes >> 16 if HIGH else codes
+        return total + (steps & 0xFFFF) * (codes & 0xFF) + (steps >> 16) * (codes >> 8 & 0xFF)
+    else:
+        CODE: tl.constexpr = "dp2a.hi.u32.u32 $0, $1, $2, $3;" if HIGH else "dp2a.lo.u32.u32 $0, $1, $2, $3;"
+        return tl.inline_asm_elementwise(CODE, "=r,r,r,r", [steps, codes, total], tl.uint32, True, 1)
+
+
+@triton.jit
+def chosen(x, y, BYTES: tl.constexpr):
+    """Return four of the eight bytes of x and y, the lowest first: a digit of BYTES chooses each."""
+    if PORTABLE:
+        word = tl.zeros_like(x)
+        for k in tl.static_range(4):
+            word |= ((y if BYTES >> 4 * k & 4 else x) >> 8 * (BYTES >> 4 * k & 3) & 0xFF) << 8 * k
+        return word
+    else:
+        return tl.inline_asm_elementwise("prmt.b32 $0, $1, $2, $3;", "=r,r,r,n", [x, y, BYTES], tl.uint32, True, 1)
 
 
 @triton.jit
@@ -181,22 +211,31 @@ def below(x, bound):
 
 @triton.jit
 def units_of(packed_ptr, rows, row_bytes, header_at, block, FORM):
-    """Return each block's unit, its inverse, the sum of bottoms times steps, and a bound of all sums in units.
+    """Return each block's unit, its inverse, the sum of bottoms times steps, and a bound of all sums, in units.
 
-    The unit is a power of two that divides all steps; 2^66 at most. Sums do not round if they are below 2^23 units.
+    The unit is a power of two that divides all steps, and their halves if bottoms have halves. The bound is infinite if
+    a step has more than 16 bits.
     """
     word = words_of(packed_ptr, 0, rows, row_bytes, header_at, block)
     least = least_of(word)
     for first in tl.range(8, rows, 8):
         least = tl.minimum(least, least_of(words_of(packed_ptr, first, rows, row_bytes, header_at, block)))
-    field = tl.minimum(tl.maximum((least >> 23).to(tl.int32) - 7, 1), 193)  # 2^66: so that no factor is infinite
+    DIGITS: tl.constexpr = 8 if FORM[ROTATED] or FORM[BITS] == 1 else 7  # of a step, after the first
+    field = tl.minimum(tl.maximum((least >> 23).to(tl.int32) - DIGITS, 1), 230)  # sums of 2^23 units are finite
     unit, scale = (field << 23).to(tl.float32, bitcast=True), ((254 - field) << 23).to(tl.float32, bitcast=True)
     base, reach = reach_of(word, scale, FORM)
     for first in tl.range(8, rows, 8):
         more, further = reach_of(words_of(packed_ptr, first, rows, row_bytes, header_at, block), scale, FORM)
         base += more
         reach += further
-    return unit, scale, base * unit * (0.5 if FORM[ROTATED] or FORM[BITS] == 1 else 1.0), reach
+    return unit, scale, base, reach
+
+
+@triton.jit
+def units_at(row_ptr, header_at, block, scale):
+    """Return the step of each block in units: the lower half of a word."""
+    step = (tl.load(word_of(row_ptr, header_at, block, tl.uint32)) << 16).to(tl.float32, bitcast=True)
+    return tl.fma(step, scale, 8388608.0).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
@@ -209,11 +248,14 @@ def least_of(word):
 @triton.jit
 def reach_of(word, scale, FORM):
     """Return each block's sum of bottoms times steps in units, and a bound of the sum of rows, or infinity."""
-    SPAN: tl.constexpr = ((1 << FORM[BITS]) - 1) * (2 if FORM[ROTATED] or FORM[BITS] == 1 else 1)  # of all codes
+    HALVES: tl.constexpr = FORM[ROTATED] or FORM[BITS] == 1
+    SPAN: tl.constexpr = ((1 << FORM[BITS]) - 1) * (2 if HALVES else 1)  # of all codes
     step = (word << 16).to(tl.float32, bitcast=True) * scale[None, :]
+    of_bottom = step * 0.5 if HALVES else step
     bottom = (word.to(tl.int32, bitcast=True) >> 16).to(tl.float32)
-    most = tl.maximum(tl.abs(bottom), tl.abs(bottom + SPAN)) * tl.abs(step)
-    return tl.sum(bottom * step, 0), tl.sum(tl.where(tl.floor(step) == step, most, INFINITY), 0)
+    most = tl.maximum(tl.abs(bottom), tl.abs(bottom + SPAN)) * of_bottom
+    fits = (step >= 0) & (step < 65536.0) & (tl.floor(of_bottom) == of_bottom)
+    return tl.sum(bottom * of_bottom, 0), tl.sum(tl.where(fits, most, INFINITY), 0)
 
 
 @triton.jit

@@ -122,6 +122,23 @@ def _magnitude(a):
     return np.where(a < 0, -a, a).view(UNSIGNED[8 * a.dtype.itemsize])
 
 
+def _dp2a(form):
+    """`dp2a d, a, b, c`: c plus the halves of a, each times one of two bytes of b: the lower two, or the higher."""
+    form.kinds(2, ("u32",))
+    first = {"lo": 0, "hi": 2}[form.choice("lo", "hi", default="lo")]
+    form.end(4)
+    (a, b, c), write = form.sources(1, 3, "u32"), form.target(0, "u32")
+
+    def action(frame, on):
+        halves, bytes_, total = [np.asarray(read(frame, on)) for read in (a, b, c)]
+        for k in range(2):
+            byte = (bytes_ >> np.uint32(8 * (first + k))) & np.uint32(0xFF)
+            total = total + ((halves >> np.uint32(16 * k)) & np.uint32(0xFFFF)) * byte
+        write(frame, on, total)
+
+    return action
+
+
 def _signed_only(function):
     decode_all = _elementwise(function, 1)
 
@@ -138,6 +155,7 @@ DECODERS = {
     "sub": (_of_integers, _sum(-1)),
     "mul": (_of_integers, _product(False)),
     "mad": (_of_integers, _product(True)),
+    "dp2a": (_of_integers, _dp2a),
     "div": (_of_integers, _elementwise(divided, 2)),
     "rem": (_of_integers, _elementwise(remainder, 2)),
     "abs": (_of_integers, _signed_only(np.abs)),

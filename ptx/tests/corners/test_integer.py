@@ -83,6 +83,22 @@ def test_products_are_added_to(kind):
     check("mad.hi", kind, lambda a, b, c: (a * b >> width) + c, WORD[width], rows)
 
 
+def test_two_products_of_halves_and_bytes_are_added_to():
+    rows = list(itertools.product(values(32)[::2], repeat=3))
+    for name, first in (("lo", 0), ("hi", 2)):
+        check(
+            f"dp2a.{name}.u32",
+            "u32",
+            lambda a, b, c, first=first: (
+                c + sum((a >> 16 * k & 0xFFFF) * (b >> 8 * (first + k) & 0xFF) for k in range(2))
+            ),
+            "b32",
+            rows,
+        )
+    with pytest.raises(Unknown):
+        result("dp2a.lo.s32.u32 %d, %a, %a, %a", "b32", a=("b32", [1]))
+
+
 @pytest.mark.parametrize("kind", ["u16", "s16", "u32", "s32"])
 def test_a_wide_product_carries_into_all_its_bits(kind):
     width = int(kind[1:])
