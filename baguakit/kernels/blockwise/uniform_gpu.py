@@ -140,16 +140,16 @@ def decode(codes, word, FORM):
         return (shifted.to(tl.float32, bitcast=True) + origin[None, :]) * step[None, :]
 
 
-# The sum of rows. Steps are whole multiples of a unit, of 16 bits. An instruction (dp2a) adds the products of two rows'
-# steps with two bytes, so a word that has bytes of both rows serves two values. Codes are masked where they are in a
-# byte: a total is then 2^place times the sum. Bottoms are added once.
+# The sum of rows. In units of a power of two, steps are integers of at most 16 bits. One instruction (dp2a) adds to a
+# total the products of two rows' steps with two bytes. So the bytes of two rows are put in turn into words, and codes
+# are masked where they are in a byte: the total is 2^place times the sum of codes times steps. Bottoms are added last.
 
 
 @triton.jit
 def add_up(packed_ptr, rows, factor, row_bytes, header_at, block, FORM, BLOCK, WIDTH):
     """Return the sum of rows of whole blocks times `factor`, a power of two.
 
-    Also return whether all of this is exact, and whether no sum of the magnitudes rounds.
+    Also return whether this is exact, and whether no sum of the results' magnitudes rounds.
     """
     PLANE: tl.constexpr = FORM[BITS]
     WORDS: tl.constexpr = BLOCK * PLANE // 32
