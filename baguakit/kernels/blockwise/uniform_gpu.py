@@ -164,8 +164,8 @@ def add_up(packed_ptr, rows, factor, row_bytes, header_at, block, FORM, BLOCK, W
         words, steps = (), ()
         for row in tl.static_range(8):  # all loads, before what waits for them
             row_ptr = packed_ptr + tl.minimum(first + row, rows - 1).to(tl.int64) * row_bytes
-            words += (tl.load(words_at(row_ptr, block, FORM, BLOCK, WIDTH)),)
-            steps += (tl.where(first + row < rows, units_at(row_ptr, header_at, block, scale), 0),)
+            words += (tl.load(words_at(row_ptr, block, FORM, BLOCK, WIDTH)),)  # type: ignore[assignment]
+            steps += (tl.where(first + row < rows, units_at(row_ptr, header_at, block, scale), 0),)  # type: ignore[assignment]
         for row in tl.static_range(0, 8, 2):
             step = chosen(steps[row], steps[row + 1], 0x5410)[None, None, :]
             low = tl.reshape(chosen(words[row], words[row + 1], 0x5140), (1, WORDS, BLOCKS)) & mask
