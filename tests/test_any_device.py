@@ -1,5 +1,6 @@
 """Every algorithm trains tensors of a device that the host cannot touch, and that is late: see `late_device`."""
 
+import warnings
 from functools import partial
 
 import late_device
@@ -68,6 +69,7 @@ def in_the_air(entry):
 def on_two_devices(entries):
     """Return by algorithm the weights of ranks on two devices, those of ranks on CPUs, and the bytes that both sent."""
     device, found = ("cpu", "late")[dist.get_rank() % 2], {}
+    warnings.filterwarnings("ignore", "ranks train on cpu and late", UserWarning)
     for entry in entries:
         mixed, report, _ = trained(entry, device)
         alike, other, _ = trained(entry, "cpu")
@@ -87,3 +89,43 @@ def test_ranks_on_different_devices_train_as_on_one(entries):
             assert sent == other_sent or in_the_air(entry), entry
             if averages_gradients(made(entry)):
                 assert torch.equal(mixed, by_rank[0][entry][0]), entry
+
+
+def rounds_up(op, inside, run=late_device.run):
+    """Do an operation as a device whose square roots are one unit in the last place larger."""
+    out = run(op, inside)
+    return out.copy_(out.nextafter(torch.full_like(out, torch.inf))) if "sqrt" in op.name() else out
+
+
+def apart(algorithm, steps):
+    """Train with AdamW; return the warnings, and the distance after each step and after a merge."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(late_device, "run", rounds_up)
+        return trained_apart(algorithm, steps)
+
+
+def trained_apart(algorithm, steps):
+    device = ("cpu", "late")[dist.get_rank() % 2]
+    model = net().to(device)
+    optimizer, distances = torch.optim.AdamW(model.parameters(), lr=0.01), []
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with bk.attach(model, optimizer, made(algorithm)) as att:
+            for step in range(steps):
+                x, y = (t.to(device) for t in batch(dist.get_rank(), step))
+                optimizer.zero_grad()
+                (model(x) - y).square().mean().backward()
+                optimizer.step()
+                distances.append(att.consensus_distance())
+            att.merge()
+            distances.append(att.consensus_distance())
+    return [str(each.message) for each in said], distances
+
+
+def test_replicas_on_two_devices_drift_apart_until_they_are_merged():
+    """The mean of the gradients is exact, and AdamW's square root is rounded in another way on each device."""
+    (said, distances), (others, _) = ranks(2, apart, "gradient_allreduce()", 40)
+    assert len(said) == 1 and "replicas drift apart; call merge()" in said[0] and others == []
+    assert 0 < max(distances[:-1]) < 1e-4 and distances[-1] == 0
+    (said, distances), _ = ranks(2, apart, "local_sgd(every=2)", 4)
+    assert said == [] and distances[1] == distances[3] == 0 < min(distances[::2][:2])
