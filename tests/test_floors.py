@@ -15,7 +15,7 @@ PACKAGE = ROOT / "baguakit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = [
-    {"annotations", "compiling"},
+    {"annotations", "compiling", "hashing"},
     {"arguments"},
     {"tensors"},
     {"kernels", "expressions"},

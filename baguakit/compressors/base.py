@@ -37,17 +37,14 @@ class Checks:
         check_dtype("dtype", dtype)
         if out is not None:
             check_dtype("out", instance("out", out, Tensor, "a tensor").dtype)
-            if out.shape != (len(packed), n) or not out.is_contiguous():
-                raise ValueError(f"out is contiguous, for n={n} of shape {(len(packed), n)}, not {described(out)}")
-            check_device("out", out, packed)
-            out = out.detach()
+            out = written("out", out, (len(packed), n), packed)
         return packed, n, dtype, out
 
     def add_(self: Any, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> tuple[Any, ...]:
         check_dtype("out", instance("out", out, Tensor, "a tensor").dtype)
-        if out.dim() != 1 or not out.is_contiguous():
-            raise ValueError(f"out is one contiguous row, of shape (n,), not {described(out)}; use out.view(-1)")
-        check_device("out", out, tensor("packed", packed))
+        if out.dim() != 1:
+            raise ValueError(message("out", "one row, of shape (n,)", out) + "; use out.view(-1)")
+        written("out", out, out.shape, tensor("packed", packed))
         packed = packed_of(packed, self, len(out))
         if isinstance(weights, Tensor):
             given = tensor("weights", weights)
@@ -202,17 +199,14 @@ def residual_of(residual: Tensor | None, shape: Sequence[int], beside: Tensor) -
         raise TypeError(
             f"a residual is float32 whatever the values are, not {residual.dtype}, which would lose it again"
         )
-    if residual.shape != torch.Size(shape) or not residual.is_contiguous():
-        raise ValueError(f"a residual is contiguous, here of shape {tuple(shape)}, not {described(residual)}")
-    check_device("residual", residual, beside)
-    return residual.detach()
+    return written("residual", residual, shape, beside)
 
 
-def check_device(name: str, x: Tensor, beside: Tensor) -> None:
-    """Raise a ValueError if two tensors are on different devices."""
+def written(name: str, x: Tensor, shape: Sequence[int], beside: Tensor) -> Tensor:
+    """Return the tensor that a method writes to, detached, after checks of its shape and device."""
+    if x.shape != torch.Size(shape) or not x.is_contiguous():
+        gaps = "" if x.is_contiguous() else " with gaps"
+        raise ValueError(f"{name} is contiguous, here of shape {tuple(shape)}, not {tuple(x.shape)}{gaps}")
     if x.device != beside.device:
         raise ValueError(f"{name} is on {x.device} and what it belongs to on {beside.device}; move one to the other")
-
-
-def described(x: Tensor) -> str:
-    return f"{tuple(x.shape)}{'' if x.is_contiguous() else ' with gaps'}"
+    return x.detach()

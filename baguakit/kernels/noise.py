@@ -2,6 +2,8 @@
 
 from torch import Tensor
 
+from ..hashing import mixed
+
 WORD = 0xFFFFFFFF
 
 
@@ -19,10 +21,6 @@ def _mix(h: Tensor) -> Tensor:
 
 
 def seed_words(key: int) -> tuple[int, int]:
-    """Return the SplitMix64 hash of `key` as two 32-bit words, low word first. Adjacent keys give unrelated words."""
-    mask = (1 << 64) - 1
-    z = ((key + 1) * 0x9E3779B97F4A7C15) & mask
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    z ^= z >> 31
+    """Return the hash of `key` as two 32-bit words, low word first."""
+    z = mixed(key)
     return z & WORD, z >> 32

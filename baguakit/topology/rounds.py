@@ -13,9 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..arguments import Declared, Positive
+from ..hashing import mixed
 from .base import Topology
-
-_MASK = (1 << 64) - 1  # of whole numbers, to the bits that are hashed
 
 
 @dataclass(frozen=True, repr=False)
@@ -203,21 +202,12 @@ class OnePeerExact(Topology):
 @lru_cache(maxsize=16)
 def _matching(seed: int, size: int, round: int) -> NDArray[np.int64]:
     """Return the peer of each rank in a round; an idle rank is its own peer. For 16,384 ranks this takes 1 ms."""
-    key = _hashed(np.array([seed & _MASK], dtype=np.uint64)) + np.uint64(round & _MASK)
-    numbers: NDArray[np.uint64] = _hashed(key) + np.arange(size).astype(np.uint64)
-    order = _hashed(numbers).argsort(kind="stable")
+    key = np.uint64(mixed(mixed(seed) + round))
+    order = mixed(key + np.arange(size, dtype=np.uint64)).argsort(kind="stable")
     peers = np.arange(size)
     ones, others = order[: size - 1 : 2], order[1::2]
     peers[ones], peers[others] = others, ones
     return peers
-
-
-def _hashed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Return 64 well-mixed bits of each number (SplitMix64), the same in every process."""
-    z = (numbers + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ z >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ z >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return z ^ z >> np.uint64(31)
 
 
 @lru_cache(maxsize=1 << 16)
