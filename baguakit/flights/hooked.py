@@ -10,8 +10,9 @@ from torch import Tensor
 from ..buckets import Bucket
 from ..comm import Comm
 from ..keeping import Joint
+from ..lanes import Phases
 from ..stages import Stage, call_stage
-from ..stages.base import init_stage
+from ..stages.base import in_phases, init_stage
 from .checkpoint import load_bucket, save_runner, whole_of
 from .runner import RuleRunner
 
@@ -94,13 +95,16 @@ class HookRunner(RuleRunner):
             self.arrive(i)
         state = self.states[i]
 
-        def fly(stage: Stage, flat: Tensor, comm: Comm) -> None:
+        def fly(stage: Stage, flat: Tensor, comm: Comm) -> Phases:
             target = flat if out is None else out
             try:
                 with contextlib.nullcontext() if joint is None else joint.flight(state, self.guards, lambda: flat):
                     if scale is not None:
                         flat.mul_(scale.reciprocal())
-                    result = (mean or call_stage)(stage, flat, state, comm)
+                    if mean is None and self.in_phases:
+                        result = yield from in_phases(stage, flat, state, comm, self.channel.check)
+                    else:
+                        result = (mean or call_stage)(stage, flat, state, comm)
                     if result is not target:
                         target.copy_(result)
                     if scale is not None:

@@ -200,7 +200,7 @@ class CpuFlight(Flight):
 
     @property
     def held(self) -> bool:
-        return self.lane is not None and self.lane.latest is self and self._between.done()
+        return not self._over and self.lane is not None and self.lane.latest is self and self._between.done()
 
     def flush(self) -> None:
         if self.lane is not None and self.lane.latest is self:

@@ -1,6 +1,6 @@
 """Means of flat tensors over all ranks: exact, compressed, and sparse."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, wraps
 from typing import Concatenate, ParamSpec, TypeVar, cast
 
@@ -14,6 +14,7 @@ from ..compressors import Compressor, TopK
 from ..compressors.base import check_dense
 from ..compressors.formats import Blockwise
 from ..kernels import operators
+from ..lanes import Phases, whole
 from .transports import bytes_for, gathered, scattered, shared
 
 P = ParamSpec("P")
@@ -108,10 +109,19 @@ def mean_(x: Tensor, comm: Comm) -> Tensor:
     return x
 
 
-def mean_of_shards(
+GATHERING = 1 << 16  # the first tag of the second hop: messages of both hops may be in the air at the same time
+
+
+def mean_of_shards(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | None) -> Tensor:
+    """Average the flat `x`, of any length, over all ranks in two hops. The last shard is padded with zeros."""
+    whole(_in_two_hops(x, codec, comm, residual))
+    return x
+
+
+def _in_two_hops(
     x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | None, ok: Tensor | None = None
-) -> Tensor:
-    """Average the flat `x`, of any length, over all ranks in two hops. The last shard is padded with zeros.
+) -> Phases:
+    """Do the same as `mean_of_shards`. If `x` is one piece on a CPU, each hop is a phase.
 
     With `Blockwise` over NCCL, the bool tensor `ok` is set to whether all values of the mean are finite.
     """
@@ -119,10 +129,11 @@ def mean_of_shards(
     if length % n:
         padded = torch.cat([x, x.new_zeros(-length % n)])
         lost = None if residual is None else torch.empty_like(padded, dtype=torch.float32)
-        x.copy_(mean_of_shards(padded, codec, comm, lost, ok)[:length])
+        yield from _in_two_hops(padded, codec, comm, lost, ok)
+        x.copy_(padded[:length])
         if residual is not None and lost is not None:
             residual.copy_(lost[:length])
-        return x
+        return
     # `parts` has, for each piece, its values in one row for each rank, and their residual.
     runs = [slice(n * part.start, n * part.stop) for part in row_pieces(length // n, n, comm.by_nccl(x.device))]
     parts = [(x[run].view(n, -1), None if residual is None else residual[run].view(n, -1)) for run in runs]
@@ -144,14 +155,16 @@ def mean_of_shards(
 
     checking = codec if ok is not None and isinstance(codec, Blockwise) else None  # of one piece
     comm.agree_on_shares()
-    averaged = map(mean, scattered(comm, shards, packed))
-    for ranks, i in gathered(comm, means, averaged, tag=len(parts)):
+    averaged: Iterable[Tensor] = map(mean, scattered(comm, shards, packed))
+    if len(parts) == 1 and x.is_cpu:  # several pieces overlap each other
+        averaged = [*averaged]
+        yield x
+    for ranks, i in gathered(comm, means, averaged, tag=GATHERING):
         rows = parts[i][0][ranks]
         if checking is not None:
             operators.decompress_(rows, checking.form.name, means[i][ranks], checking.block, ok)
         else:
             codec._unchecked_decompress(means[i][ranks], rows.shape[1], rows.dtype, rows)
-    return x
 
 
 # Up to this many bytes per rank are sent in one hop: at 100 Mb/s they take 2.6 ms, about as long as a second hop.
@@ -191,14 +204,12 @@ def compressed_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Te
     if residual is not None:
         check_residual(residual, x)
         residual = residual.view(-1)
-    mean_with_check_(x, compressor, comm, residual, check=False)
+    whole(mean_in_phases(x, compressor, comm, residual, check=False))
     return x
 
 
-def mean_with_check_(
-    x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | None, check: bool = True
-) -> Tensor | None:
-    """Average the flat `x` as `compressed_mean_` does.
+def mean_in_phases(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | None, check: bool = True) -> Phases:
+    """Average the flat `x` as `compressed_mean_` does, in two phases if it is one piece in two hops on a CPU.
 
     Returns:
         With `check`, for `Blockwise` in two hops over NCCL: a bool tensor, True if the result is finite, which kernels
@@ -213,7 +224,7 @@ def mean_with_check_(
     else:
         checks = check and comm.by_nccl(x.device) and isinstance(codec, Blockwise)
         ok = torch.empty((), dtype=torch.bool, device=x.device) if checks else None
-        mean_of_shards(x, codec, comm, residual, ok)
+        yield from _in_two_hops(x, codec, comm, residual, ok)
         return ok
     return None
 

@@ -15,12 +15,12 @@ from ..compressors import Compressor, MinMaxUInt8
 from ..compressors.base import check_dense
 from ..costs import Cost, Load, Place, degree, exchange, ring, rounds_of
 from ..keeping import finite, room_for, update_if_finite_
-from ..lanes import Phases, temporaries
+from ..lanes import Phases, temporaries, whole
 from ..primitives import compressed_mean_, mean_, neighbor_mean_, sparse_mean_
-from ..primitives.compressed import in_one_hop, mean_with_check_, pays, pieces_of, sparse_mean_with_check_
+from ..primitives.compressed import in_one_hop, mean_in_phases, pays, pieces_of, sparse_mean_with_check_
 from ..primitives.neighbors import is_mean
 from ..topology import Topology
-from .base import Carry, Stage, State
+from .base import Carry, Stage, State, has_phases
 
 
 @dataclass(frozen=True, repr=False)
@@ -66,10 +66,16 @@ class CompressedMean(Average):
     def __call__(self, x: Tensor, state: State, comm: Comm, residual: Tensor | None = None) -> Tensor:
         return compressed_mean_(x, self.compressor, comm, residual=residual)
 
+    def phases(self, x: Tensor, state: State, comm: Comm, residual: Tensor | None = None) -> Phases:
+        if not x.is_contiguous():
+            return self(x, state, comm, residual=residual)
+        yield from mean_in_phases(x, self.compressor, comm, residual, check=False)
+        return x
+
     def _call_with_check(self, x: Tensor, state: State, comm: Comm, residual: Tensor) -> tuple[Tensor, Tensor]:
         if type(self) is not CompressedMean or not x.is_contiguous():  # a subclass may do something else
             return super()._call_with_check(x, state, comm, residual)
-        ok = mean_with_check_(x, self.compressor, comm, residual)
+        ok = whole(mean_in_phases(x, self.compressor, comm, residual))
         return x, finite(x) if ok is None else ok
 
     def cost(self, load: Load, place: Place) -> Cost:
@@ -303,6 +309,16 @@ class ErrorFeedback(Around):
             return self.inner(x, state["inner"], comm)
         inner = partial(self.inner._call_with_check, state=state["inner"], comm=comm)
         return x.copy_(self._feed_back(x, state["residual"], inner))  # nothing, where that is x
+
+    def phases(self, x: Tensor, state: State, comm: Comm) -> Phases:
+        if comm.size == 1 or not x.is_cpu or not has_phases(self.inner):
+            return self(x, state, comm)
+        e = state["residual"]
+        fed = x.add_(e, alpha=self.decay) if x.dtype == e.dtype else torch.add(x, e, alpha=self.decay)
+        lost = room_for(e, torch.empty_like)  # a thread's temporaries are for one phase
+        y = yield from self.inner.phases(fed, state["inner"], comm, residual=lost)  # type: ignore[call-arg]
+        update_if_finite_(e, lost, where=finite(y))
+        return x.copy_(y)
 
     def _feed_back(self, x: Tensor, e: Tensor, inner: Callable[..., tuple[Tensor, Tensor]]) -> Tensor:
         """Return inner(x + β e), and set `e` to the compression error if the result is finite. May overwrite `x`.
