@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from baguakit import Bucket
-from baguakit.buckets import split
+from baguakit.buckets import default_bytes, split
 from baguakit.flights.runner import padded_multiple
 
 
@@ -75,6 +75,38 @@ def test_split_keeps_everything_in_backward_order(bucket_bytes):
         assert [id(p) for p in inside] == [id(p) for p in reversed(ps) if p.dtype == dtype]
     assert all(len({p.dtype for p in bucket}) == 1 for bucket in cut)
     assert all(len(bucket) == 1 or sum(p.nbytes for p in bucket) <= bucket_bytes for bucket in cut)
+
+
+def layers_of(mib, count):
+    return [nn.Parameter(torch.empty(int(mib * (1 << 18)), device="meta")) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    "mib, count, expected",
+    [
+        (1 / 64, 60, [60 / 64]),  # of less than 1 MiB there is one
+        (1 / 4, 8, [1, 1]),
+        (1 / 4, 50, [1.75, 3, 3, 2.5, 2.25]),
+        (1, 400, [13, *[25] * 14, 19, 18]),
+        (40, 3, [40, 40, 40]),
+    ],
+)
+def test_the_default_is_a_quarter_and_the_first_and_the_last_buckets_are_smaller(mib, count, expected):
+    ps = layers_of(mib, count)
+    size = default_bytes(ps)
+    assert size == min(max(1 << 20, int(mib * count * (1 << 20)) // 4), 25 << 20)
+    assert [sum(p.nbytes for p in bucket) / (1 << 20) for bucket in split(ps, size, tapered=True)] == expected
+
+
+@pytest.mark.parametrize("mib", [0.25, 0.7, 3])
+@pytest.mark.parametrize("size", [1, 1 << 20, 4 << 20, 25 << 20])
+def test_tapered_buckets_keep_everything_in_order_and_are_not_larger(mib, size):
+    ps = layers_of(mib, 40)
+    cut = split(ps, size, tapered=True)
+    assert [id(p) for bucket in cut for p in bucket] == [id(p) for p in reversed(ps)]
+    assert all(len(bucket) == 1 or sum(p.nbytes for p in bucket) <= size for bucket in cut)
+    if size <= 1 << 20:
+        assert list(map(len, cut)) == list(map(len, split(ps, size)))
 
 
 @pytest.mark.parametrize("multiple", [1, 2, 64, 256, 448])

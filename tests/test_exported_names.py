@@ -14,7 +14,7 @@ import baguakit as bk
 # What may be given, in this order. An argument whose feature is still to come may be missing; none may be added,
 # reordered or given another default.
 PROMISED = {
-    "attach": "(model, optimizer, *algorithms, comm=None, bucket_bytes=26214400, broadcast=True, scaler=None, "
+    "attach": "(model, optimizer, *algorithms, comm=None, bucket_bytes=None, broadcast=True, scaler=None, "
     "timeout=None)",
     "Comm": "(group=None, mesh=None, flows=1)",
     "Bucket": "(params, multiple_of=1)",

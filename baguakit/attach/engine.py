@@ -136,7 +136,8 @@ class Engine(Life[AttachSetup]):
             return
         if flows > 1 and self.comm.by_nccl(self.setup.device):
             raise ValueError(f"flows={flows} divide what travels over gloo, and these parameters travel by NCCL; use 1")
-        self._rebuild(partial(self.make, bucket_bytes=bucket_bytes), f"new buckets over {flows} flows", flows)
+        make = self.make if bucket_bytes == self.setup.bucket_bytes else partial(self.make, bucket_bytes=bucket_bytes)
+        self._rebuild(make, f"new buckets over {flows} flows", flows)
 
     def _may_reorder(self) -> bool:
         """Return whether there are several buckets of gradients, and new buckets after the first step lose no state."""

@@ -26,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..arguments import instance, integer, message, several, truth
-from ..buckets import check_averaged, split
+from ..buckets import MOST, check_averaged, default_bytes, split
 from ..comm import Comm, check_device, members_of
 from ..rules import Rule, rules_of
 from ..runtime import Setup, as_time, check_scaler, named, reshard
@@ -40,7 +40,7 @@ class AttachSetup(Setup):
     model: nn.Module
     optimizers: tuple[Optimizer, ...]
     buckets_of_rules: tuple[tuple[tuple[Tensor, ...], ...], ...]  # the parameters of each bucket of each rule
-    bucket_bytes: int
+    bucket_bytes: int  # of gradients
     order: tuple[str, ...]  # names of parameters in the order of their gradients; (): the default order
     broadcast: bool  # begin with the model and optimizers of rank 0
 
@@ -72,7 +72,8 @@ def make_setup(
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad or p in ever}
     if not names:
         raise ValueError("the model has no trainable parameter; set requires_grad before attach")
-    integer("bucket_bytes", bucket_bytes, 1)
+    most = MOST if bucket_bytes is None else integer("bucket_bytes", bucket_bytes, 1)
+    size = default_bytes(names) if bucket_bytes is None else most
     device = one_device(names)
     check_device(comm.group, device)
     if comm.flows > 1 and comm.by_nccl(device):
@@ -99,8 +100,10 @@ def make_setup(
         ordered = in_order(params, names, order) if rule.what == "grad" else params
         # If the rule keeps state, each optimizer has separate buckets, so that no state depends on two optimizers.
         apart = len(optimizers) > 1 and rule.what == "grad" and rule.stage.remembers()
-        buckets_of_rules.append(tuple(map(tuple, split(ordered, bucket_bytes, steppers if apart else {}))))
-    lines = [f"bucket_bytes={bucket_bytes}", f"optimizers={len(optimizers)}"]
+        gradients = rule.what == "grad"
+        cut = split(ordered, size if gradients else most, steppers if apart else {}, tapered=gradients)
+        buckets_of_rules.append(tuple(map(tuple, cut)))
+    lines = [f"bucket_bytes={size}", f"optimizers={len(optimizers)}"]
     lines += [f"scaler={scaler is not None}", f"broadcast={bool(broadcast)}"]
     for each in optimizers:
         sizes = [len(group["params"]) for group in each.param_groups]
@@ -111,8 +114,7 @@ def make_setup(
         for i, bucket in enumerate(buckets):
             lines += [f"  bucket {i}: {names[p]} {tuple(p.shape)} {p.dtype}" for p in bucket]
     common = rules, names, frozen, device, as_time(timeout), scaler, tuple(lines)
-    cut = tuple(buckets_of_rules)
-    return AttachSetup(*common, model, optimizers, cut, bucket_bytes, tuple(order), bool(broadcast))
+    return AttachSetup(*common, model, optimizers, tuple(buckets_of_rules), size, tuple(order), bool(broadcast))
 
 
 def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:
@@ -211,7 +213,7 @@ def better_order(
     gain = 0.0
     for buckets in cuts:
         held = {p for bucket in buckets for p in bucket}
-        cut = split(in_order([p for p in names if p in held], names, order), size)
+        cut = split(in_order([p for p in names if p in held], names, order), size, tapered=True)
         gain = max(gain, mean_launch(buckets, arrived) - mean_launch(cut, arrived))
     return order if gain > WORTH else None
 

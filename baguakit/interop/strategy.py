@@ -43,7 +43,7 @@ class BaguaStrategy(DDPStrategy):
     Args:
         algorithm: such as `bk.algorithms.bytegrad()`, or a tuple of rules; or the name of one of
             `bk.algorithms`, which is called without arguments.
-        bucket_bytes: the approximate size of a bucket. A bucket holds whole parameters, which are sent together.
+        bucket_bytes: the approximate size of a bucket, as in `bk.attach`.
         flight_timeout: seconds (or a timedelta) after which a flight fails and the rank at fault is named.
         options: options of `DDPStrategy` itself, not of the DDP wrapper: `process_group_backend`, `timeout`,
             `start_method`, `precision_plugin`, `checkpoint_io` and others.
@@ -59,7 +59,7 @@ class BaguaStrategy(DDPStrategy):
         self,
         algorithm: Any = "bytegrad",
         *,
-        bucket_bytes: int = 25 << 20,
+        bucket_bytes: int | None = None,
         flight_timeout: float | timedelta | None = None,
         **options: Any,
     ) -> None:

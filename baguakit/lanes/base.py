@@ -1,7 +1,7 @@
 """The interface of CPU and CUDA lanes.
 
-A flight may have phases, such as a mean within nodes, between nodes, and within nodes again. Its phases alternate
-between two lanes, which move data over different links. With the phases a, b and c of flights k = 1, 2, …, the lanes do
+A flight may have phases, such as a mean within nodes, between nodes, and within nodes again, or the two hops of a
+compressed mean. Its phases alternate between two lanes. With the phases a, b and c of flights k = 1, 2, …, the lanes do
 
     this lane         a₁    a₂ c₁    a₃ c₂    …
     the lane beside      b₁       b₂       …
@@ -11,7 +11,8 @@ more work is launched on its lane, when `flush` is called, or when its result is
 which all ranks make in the same order.
 
 There is no deadlock, if the first and last phases use other process groups than the phases between them, so that each
-group is used on one lane only. Every rank puts its work on the lanes in the order a₁ b₁ a₂ c₁ b₂ a₃ c₂ …, and work
+group is used on one lane only; or if only the first phase has collectives, and the others have messages with tags of
+their own. Every rank puts its work on the lanes in the order a₁ b₁ a₂ c₁ b₂ a₃ c₂ …, and work
 waits only for work that is earlier in this order. So the earliest unfinished work has begun, or can begin, on all
 ranks, and it ends. Work without phases begins when both lanes have done all earlier work.
 

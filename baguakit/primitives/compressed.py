@@ -118,9 +118,7 @@ def mean_of_shards(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | 
     return x
 
 
-def _in_two_hops(
-    x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | None, ok: Tensor | None = None
-) -> Phases:
+def _in_two_hops(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | None, ok: Tensor | None = None) -> Phases:
     """Do the same as `mean_of_shards`. If `x` is one piece on a CPU, each hop is a phase.
 
     With `Blockwise` over NCCL, the bool tensor `ok` is set to whether all values of the mean are finite.

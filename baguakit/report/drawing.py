@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 TRAINING = "training"
-BESIDE = "between nodes"  # the lane beside a lane is named after it, with these words at the end
+BESIDE = "beside"  # the lane beside a lane is named after it, with this word at the end
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Span:
     """A stretch of time on one rank. Times are in seconds from the beginning of the timeline.
 
     Attributes:
-        rank, thread: the rank, and "training" or a lane: "lane 0", or "lane 0 between nodes" for the lane beside it.
+        rank, thread: the rank, and "training" or a lane: "lane 0", or "lane 0 beside" for the lane beside it.
         name: a span of training is called "step", "backward" (from its first gradient, if a rule acts on gradients),
             "SGD.step" (with the optimizer's class) or "wait for …"; a flight, for example, "CompressedMean, bucket 3".
         start, end: when the span begins and ends. A span of a flight is its work on the lane, or a phase of this work.

@@ -43,7 +43,7 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from ..arguments import Declared, Positive, checked
-from ..buckets import local, real, split
+from ..buckets import MOST, default_bytes, local, real, split
 from ..costs import Cost, Load, Network, Place
 from ..rules import Algorithm, Rule, rules_of
 from ..stages import ErrorFeedback
@@ -160,7 +160,7 @@ def predict(
     model: nn.Module,
     network: Network,
     compute: Compute,
-    bucket_bytes: Positive = 25 << 20,
+    bucket_bytes: Positive | None = None,
     flows: Positive = 1,
 ) -> Prediction:
     """Return the predicted time of a training step.
@@ -211,7 +211,8 @@ def predict(
     seconds = base + sum(added(each) * rate(each, base) for each in costs if each not in always)
     sent = sum(flight.sent * rate(each, seconds) for each in costs for _, flight in each.flights)
     buckets = sum(len(each.flights) for each in costs)
-    return Prediction(algorithm, bucket_bytes, flows, buckets, seconds, seconds - compute.seconds, sent)
+    size = default_bytes(named.values()) if bucket_bytes is None else bucket_bytes
+    return Prediction(algorithm, size, flows, buckets, seconds, seconds - compute.seconds, sent)
 
 
 def every_of(rule: Rule) -> int:
@@ -234,10 +235,11 @@ def overlaps(rule: Rule) -> bool:
     return rule.window in ("during_backward", "between_steps") and not rule.delay
 
 
-def buckets_of(rule: Rule, named: Mapping[str, Tensor], bucket_bytes: int) -> list[list[Tensor]]:
+def buckets_of(rule: Rule, named: Mapping[str, Tensor], bucket_bytes: int | None) -> list[list[Tensor]]:
     """Return the parameters of each bucket of a rule, as `attach` makes them."""
-    chosen = rule.choose(named)
-    return [list(bucket) for bucket in split([p for name, p in named.items() if name in chosen], bucket_bytes)]
+    chosen, gradients = rule.choose(named), rule.what == "grad"
+    size = bucket_bytes or (default_bytes(named.values()) if gradients else MOST)
+    return split([p for name, p in named.items() if name in chosen], size, tapered=gradients)
 
 
 class RuleCost(NamedTuple):

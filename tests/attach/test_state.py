@@ -97,6 +97,28 @@ def test_residuals_survive_other_buckets():
             assert torch.equal(first[name], third[name])
 
 
+def test_a_state_of_one_bucket_loads_into_the_buckets_of_the_default():
+    def held(state=None, **options):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(4)))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with bk.attach(model, optimizer, made(FEEDBACK), **options) as att:
+            if state is not None:
+                att.load_state_dict(state)
+            else:
+                model(torch.randn(2, 512)).square().sum().backward()
+                optimizer.step()
+            return att.state_dict()["rules"]["0"]["parameters"], att.state_dict(), len(att.report().rows)
+
+    def run():
+        saved, state, one = held(bucket_bytes=25 << 20)
+        loaded, _, several = held(state)
+        same = all(torch.equal(saved[name]["residual"], loaded[name]["residual"]) for name in saved)
+        return one, several > 1, saved.keys() == loaded.keys() and same
+
+    assert ranks(2, run) == [(1, True, True)] * 2
+
+
 def test_another_number_of_ranks_takes_the_mean_of_the_residuals():
     def save():
         model, optimizer = net_and_sgd()

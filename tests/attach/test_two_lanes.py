@@ -123,7 +123,7 @@ def test_what_flies_between_nodes_overlaps_what_flies_within_them(when):
         threads = {flight.thread.removeprefix("lane 1").removeprefix("lane 0") for flight in timeline.flights}
         return threads, all(row.seconds > 0 for row in report.rows)
 
-    assert ranks(4, run) == [({"", " between nodes"}, True)] * 4
+    assert ranks(4, run) == [({"", " beside"}, True)] * 4
 
 
 @pytest.mark.slow
