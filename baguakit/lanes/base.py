@@ -12,9 +12,9 @@ which all ranks make in the same order.
 
 There is no deadlock, if the first and last phases use other process groups than the phases between them, so that each
 group is used on one lane only; or if only the first phase has collectives, and the others have messages with tags of
-their own. Every rank puts its work on the lanes in the order a₁ b₁ a₂ c₁ b₂ a₃ c₂ …, and work
-waits only for work that is earlier in this order. So the earliest unfinished work has begun, or can begin, on all
-ranks, and it ends. Work without phases begins when both lanes have done all earlier work.
+their own. Every rank puts its work on the lanes in the order a₁ b₁ a₂ c₁ b₂ a₃ c₂ …, and work waits only for work that
+is earlier in this order. So the earliest unfinished work has begun, or can begin, on all ranks, and it ends. Work
+without phases begins when both lanes have done all earlier work.
 
 A moment is seconds of `time.perf_counter` or, on CUDA, an event in a stream. Only reading the event's time waits.
 
