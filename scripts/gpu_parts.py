@@ -146,6 +146,13 @@ PARTS = (
         dry=("--cpu", "--values", "small", "--rates", "100mbit"),
     ),
     Part(
+        "staged",
+        "the same by gloo, through the memory of the host: DDP beside ours, and NCCL within nodes of two ranks",
+        240,
+        ("scripts/gpu_real.py", "{facts}", "--staged", "--seconds", "220"),
+        dry=("--cpu", "--values", "small", "--rates", "100mbit"),
+    ),
+    Part(
         "roofline",
         "every kernel against the speed of a copy",
         140,

@@ -1,11 +1,14 @@
 """Time steps of a GPT of 124 million values whose ranks share a GPU and send at the rate of a network.
 
-    python scripts/gpu_real.py FACTS [--cpu] [--seconds 280] [--rates 1gbit 10gbit 100mbit] [--values small]
+    python scripts/gpu_real.py FACTS [--cpu] [--seconds 280] [--rates 1gbit 10gbit 100mbit] [--values small] [--staged]
 
 Four ranks train in bf16 autocast on the bytes of Python's own library, each sending over NCCL's sockets, which are
 paced (see `baguakit.command.pacing`). A cell is one contender at one rate: a first step, and three that are timed. None
 trains to a loss. A cell is written when it ends, and none is begun that its bytes say would not end in time. DiLoCo
 exchanges every second step, and both kinds of steps are timed: "every 500" is their sum in those shares.
+
+With `--staged` they send by gloo, through the memory of the host, and "2 x 2" by NCCL within two nodes of two ranks;
+NCCL's sockets are paced, too, as the ranks share a GPU. First, means on the device are compared with those on the CPU.
 """
 
 import argparse
@@ -29,6 +32,7 @@ SHARES = {
     "bf16 hook": 0.5,
     "DDP": 1.0,
 }
+STAGED = {"bytegrad 4 bits": 0.13, "bytegrad 2 x 2": 0.75, "bytegrad": 0.25, "DDP": 1.0}
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -38,6 +42,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=280.0, help="that all cells may take")
     parser.add_argument("--rates", nargs="*", default=["1gbit", "10gbit", "100mbit"])
     parser.add_argument("--values", choices=("full", "small"), default="full")
+    parser.add_argument("--staged", action="store_true", help="by gloo, through the memory of the host")
     asked = parser.parse_args(words)
     from baguakit.command.pacing import bits_per_second
     from baguakit.ranks import Ranks
@@ -46,11 +51,14 @@ def main(words: Sequence[str] | None = None) -> int:
     shape = FULL if asked.values == "full" else SMALL
     found: dict[str, Any] = {"shape": shape, "ranks": RANKS, "cells": [], "left out": []}
     with Ranks(RANKS, cuda=not asked.cpu, timeout=300) as ranks:
-        found["values"] = ranks.run(prepared, not asked.cpu, shape, limit=200)[0]
+        found["values"] = ranks.run(prepared, not asked.cpu, shape, asked.staged, limit=200)[0]
+        if asked.staged:
+            found["equal"] = ranks.run(equal, limit=100)
+        shares = STAGED if asked.staged else SHARES
         for rate in asked.rates:
             # The one that sends least comes first. The bf16 hook needs NCCL.
-            for name in [each for each in SHARES if not asked.cpu or each != "bf16 hook"]:
-                sent = 1.5 * 4 * found["values"] * SHARES[name] / bits_per_second(rate) * 8
+            for name in [each for each in shares if not asked.cpu or each != "bf16 hook"]:
+                sent = 1.5 * 4 * found["values"] * shares[name] / bits_per_second(rate) * 8
                 if time.monotonic() + (1 + TIMED) * sent + 10 > until:
                     found["left out"].append([rate, name])
                     continue
@@ -59,10 +67,10 @@ def main(words: Sequence[str] | None = None) -> int:
                 print(json.dumps(found["cells"][-1]), flush=True)
                 asked.facts.write_text(json.dumps(found))
     asked.facts.write_text(json.dumps(found))
-    return 0
+    return int(not all(found.get("equal", [])))
 
 
-def prepared(cuda: bool, shape: dict[str, int]) -> int:
+def prepared(cuda: bool, shape: dict[str, int], staged: bool) -> int:
     """Make what this rank trains, and return its number of values."""
     import inspect
     import os
@@ -76,11 +84,27 @@ def prepared(cuda: bool, shape: dict[str, int]) -> int:
     text = "".join(path.read_text(errors="ignore") for path in sorted(Path(inspect.getfile(os)).parent.glob("*.py")))
     data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).long()
     draw = torch.Generator().manual_seed(dist.get_rank())
-    KEPT.update(model=model, data=data, draw=draw, device=device, shape=shape)
+    group = dist.new_group(backend="gloo") if staged else None
+    KEPT.update(model=model, data=data, draw=draw, device=device, shape=shape, group=group)
     return sum(p.numel() for p in model.parameters())
 
 
 KEPT: dict[str, Any] = {}
+
+
+def equal() -> bool:
+    """Return whether means over gloo have the same bytes for tensors on the device and on the CPU."""
+    import torch
+
+    import baguakit as bk
+
+    comm, results = bk.Comm(KEPT["group"]), []
+    for compressor in (bk.compressors.MinMaxUInt8(), bk.compressors.UInt4(), bk.compressors.Float8()):
+        for n in (1000, (1 << 22) + 5):
+            x = torch.randn(n, generator=torch.Generator().manual_seed(comm.rank))
+            there = bk.primitives.compressed_mean_(x.to(KEPT["device"]), compressor, comm)
+            results.append(torch.equal(there.cpu(), bk.primitives.compressed_mean_(x, compressor, comm)))
+    return all(results)
 
 
 def gpt(width: int, layers: int, heads: int, vocabulary: int, context: int, batch: int) -> Any:
@@ -107,22 +131,28 @@ def timed(name: str, rate: float) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+    from torch.distributed.device_mesh import init_device_mesh
 
     import baguakit as bk
     from baguakit.command.pacing import Pacer
 
     model, device, shape = KEPT["model"], KEPT["device"], KEPT["shape"]
     optimizer, forward, held = torch.optim.AdamW(model.parameters(), 3e-4), model, None
+    group = KEPT["group"]
     a, four = bk.algorithms, bk.compressors.UInt4()
     ours = {
         "bytegrad": lambda: a.bytegrad(),
         "bytegrad 4 bits": lambda: a.bytegrad(four, error_feedback=True),
         "DiLoCo 4 bits": lambda: a.diloco(every=2, inner=bk.stages.ErrorFeedback(bk.stages.CompressedMean(four))),
     }
-    if name in ours:
-        held = bk.attach(model, optimizer, ours[name](), timeout=300)
+    if name == "bytegrad 2 x 2":
+        mesh = init_device_mesh(device.type, (RANKS // 2, 2), mesh_dim_names=("inter", "intra"))
+        comm = bk.Comm(mesh=mesh, between="gloo")
+        held = bk.attach(model, optimizer, bk.hierarchical(a.bytegrad()), comm=comm, timeout=300)
+    elif name in ours:
+        held = bk.attach(model, optimizer, ours[name](), comm=bk.Comm(group), timeout=300)
     else:
-        forward = torch.nn.parallel.DistributedDataParallel(model)
+        forward = torch.nn.parallel.DistributedDataParallel(model, process_group=group)
         if name == "bf16 hook":
             forward.register_comm_hook(None, default_hooks.bf16_compress_hook)
         if name == "PowerSGD hook":
