@@ -66,6 +66,26 @@ def in_the_air(entry):
     return any(rule.delay or rule.window == "between_steps" for rule in rules_of(made(entry)))
 
 
+def with_kernels(entries):
+    """Let flights compute on the device, as if baguakit had kernels for it; `wrong_bits` says what differs."""
+    from baguakit.comm import staging
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staging, "has_kernels", lambda device: True)
+        return wrong_bits(entries, True)
+
+
+# Adaptive choices try many formats: definitions take minutes on this device.
+DEFINED = tuple(each for each in FEW + REST if "error=" not in each)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("entries", [FEW[2:3], slow((DEFINED,))], ids=["one", "all"])
+def test_flights_on_the_device_have_the_bits_of_the_cpu(entries):
+    """Packed pieces are copied to the host, sent, received there, and copied up, each when its event has passed."""
+    assert ranks(2, with_kernels, entries) == [{}, {}]
+
+
 def on_two_devices(entries):
     """Return by algorithm the weights of ranks on two devices, those of ranks on CPUs, and the bytes that both sent."""
     device, found = ("cpu", "late")[dist.get_rank() % 2], {}
