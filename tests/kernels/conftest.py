@@ -51,9 +51,9 @@ def dynamo_started() -> None:
     torch.compile(lambda: torch.empty(1) * 0, backend="eager")()
 
 
-@pytest.fixture(scope="session", autouse=True)
-def interpreted_at_half_the_cost() -> Iterator[None]:
-    """Triton's interpreter replaces the language once a launch, and not in each call of a function again."""
+@pytest.fixture(scope="module", autouse=True)
+def interpreted_in_half_the_time() -> Iterator[None]:
+    """Triton's interpreter replaces the language once a file of tests: a launch takes less than half."""
     if not os.environ.get("TRITON_INTERPRET"):
         yield
         return
@@ -61,17 +61,20 @@ def interpreted_at_half_the_cost() -> Iterator[None]:
     from triton.language import core
     from triton.runtime import interpreter
 
-    patch = interpreter._patch_lang
+    patch, scopes = interpreter._patch_lang, []
 
     def patch_once(fn: Any) -> Any:
-        """Skip what is patched already: the language, or its core, which its own functions call."""
+        """Patch what is not patched yet: the language, or its core, which its own functions call."""
         seen = set(map(id, fn.__globals__.values()))
-        found = [each for each in (language, core) if id(each) in seen]
-        return patch(fn) if any(core.is_builtin(each.load) for each in found) else None
+        if any(id(each) in seen and core.is_builtin(each.load) for each in (language, core)):
+            scopes.append(patch(fn))
+        return interpreter._LangPatchScope()  # of a launch, which restores nothing
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(interpreter, "_patch_lang", patch_once)
         yield
+    while scopes:
+        scopes.pop().restore()
 
 
 @pytest.fixture(autouse=True)
