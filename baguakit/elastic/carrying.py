@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from ..attach import Engine
 from ..buckets import local
@@ -65,7 +66,8 @@ class Carrying:
         needy = [rank for rank in range(comm.size) if rank not in self.holders]
         source = {rank: self.holders[i % len(self.holders)] for i, rank in enumerate(needy)}
         state = packed(engine, kept) if comm.rank in source.values() else torch.empty(0, dtype=torch.uint8)
-        device, sizes, incoming = engine.setup.device, comm.gather_objects(state.numel(), plain=True), {}
+        device = torch.device("cpu") if comm.by_host(engine.setup.device) else engine.setup.device
+        sizes, incoming = comm.gather_objects(state.numel(), plain=True), {}
         if (peer := source.get(comm.rank)) is not None:
             incoming[peer] = torch.empty(sizes[peer], dtype=torch.uint8, device=device)
         outgoing = {rank: state.to(device) for rank, peer in source.items() if peer == comm.rank}
@@ -102,7 +104,8 @@ def packed(engine: Engine, kept: Kept | None) -> Tensor:
     model = {name: local(x) for name, x in (*setup.model.named_parameters(), *setup.model.named_buffers())}
     scaler = None if setup.scaler is None else setup.scaler.state_dict()
     optimizers = [each.state_dict() for each in setup.optimizers]
-    torch.save({"model": model, "optimizers": optimizers, "scaler": scaler, "kept": kept}, content)
+    everything = {"model": model, "optimizers": optimizers, "scaler": scaler, "kept": kept}
+    torch.save(tree_map_only(Tensor, Tensor.cpu, everything), content)
     return torch.frombuffer(bytearray(content.getvalue()), dtype=torch.uint8)
 
 

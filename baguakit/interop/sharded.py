@@ -89,6 +89,12 @@ def fsdp(
         truth("broadcast", broadcast)
         rules = rules_on_gradients(stage)
         check_units(units, comm, across)
+        device = next(model.parameters()).device
+        if comm.home(device) != device:
+            raise ValueError(
+                f"flights of tensors on {device} compute on the CPU, and FSDP's hooks where its shards are; use "
+                "bk.attach with a model that is not sharded"
+            )
         if weights is not None and (across or not isinstance(weights, Compressor)):
             wanted = "a compressor such as MinMaxUInt8(), and only without comm="
             raise TypeError(message("weights", wanted, weights))
@@ -97,7 +103,7 @@ def fsdp(
         names = {shard: name for unit in units for shard, name in unit.shards.items()}
         frozen = tuple(name for p, name in named(model).items() if not p.requires_grad)
         lines = (f"weights={weights!r}", *(f"{name} {tuple(shard.shape)}" for shard, name in names.items()))
-        return Setup(rules, names, frozen, next(model.parameters()).device, as_time(timeout), scaler, lines)
+        return Setup(rules, names, frozen, device, as_time(timeout), scaler, lines)
 
     life = ShardedLife(make, comm, timeout, units, across, weights)
     if across and broadcast and comm.size > 1:
