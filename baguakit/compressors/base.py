@@ -70,8 +70,9 @@ class Compressor(Doors):
     depends on it decompresses to a value that is not finite. Values are float32, bfloat16, float16 or float64. Another
     dtype raises a TypeError, and a wrong shape a ValueError.
 
-    Your own compressor implements the methods below, without checks: each call checks the user's arguments first. The
-    methods get contiguous tensors of the documented shapes, which do not require a gradient.
+    Your own compressor implements `row_bytes`, `compress` and `decompress`, and perhaps faster forms of the others,
+    without checks: each call checks the user's arguments first. The methods get contiguous tensors of the documented
+    shapes, which do not require a gradient.
 
     Attributes:
         dense: whether packed rows hold all values, so that `reduce` can average packed rows.
@@ -99,14 +100,26 @@ class Compressor(Doors):
 
     def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
         """Add the values of each packed row, times the weight of the row, to `out` (n,), row after row, in fp32."""
-        raise NotImplementedError
+        total = out.float()
+        for row, weight in zip(packed, weights, strict=True):
+            total = total + self._unchecked_decompress(row.unsqueeze(0), len(out), float32, None)[0] * weight
+        return out.copy_(total)
 
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
         """Return one packed row: the mean of the packed rows, which are summed in their order in fp32.
 
         Add the error of this second compression, times the number of rows, to `residual` (fp32, (n,)).
         """
-        raise NotImplementedError
+        check_dense("compressor", self)
+        mean = torch.zeros(1, n, dtype=float32, device=packed.device)
+        for row in packed:
+            mean += self._unchecked_decompress(row.unsqueeze(0), n, float32, None)
+        mean = mean / mean.new_full((1,), len(packed))
+        lost = None if residual is None else torch.empty_like(mean)
+        sent = self._unchecked_compress(mean, lost, key)
+        if residual is not None and lost is not None:
+            residual += lost[0] * len(packed)
+        return sent
 
     def _mean_of(self, packed: Tensor, out: Tensor) -> None:
         """Overwrite `out` (n,) with the mean of packed rows, which are added one after another."""
@@ -138,6 +151,8 @@ class Compressor(Doors):
 
     def _use_once(self, x: Tensor) -> None:
         """Use every kernel for rows `x`, which may be overwritten."""
+        if x.is_cpu:  # only formats in C have something to compile, and do so
+            return
         n, residual = x.shape[1], torch.zeros_like(x, dtype=float32)
         packed = self.compress(x, residual)
         self.compress(x[:1])

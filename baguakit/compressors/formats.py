@@ -209,22 +209,6 @@ class Cast(Compressor):
         rows = packed.view(self.dtype)
         return rows.to(dtype, copy=True) if out is None else out.copy_(rows)
 
-    def add_(self, out: Tensor, packed: Tensor, weights: Sequence[float] | Tensor) -> Tensor:
-        total = out.float()
-        for row, weight in zip(packed.view(self.dtype), weights, strict=True):
-            total = total + row.float() * weight
-        return out.copy_(total)
-
-    def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
-        total = torch.zeros(n, dtype=float32, device=packed.device)
-        for row in packed.view(self.dtype):
-            total += row
-        mean = total / total.new_full((1,), len(packed))
-        sent = mean.to(self.dtype)
-        if residual is not None:
-            residual += (mean - sent.float()) * len(packed)
-        return sent.view(torch.uint8).unsqueeze(0)
-
 
 @dataclass(frozen=True, repr=False)
 class BFloat16(Cast):
@@ -313,9 +297,6 @@ class TopK(Compressor):
     def _mean_of(self, packed: Tensor, out: Tensor, ok: Tensor | None = None) -> None:
         values = self._values(packed, self.kept(len(out)))
         operators.add_rows_(out, packed, values, None, *self._counts(len(out)), ok)
-
-    def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
-        raise TypeError(f"{self!r} keeps other places of each rank's values; average them with SparseMean({self!r})")
 
     def warm_up(self, device: torch.device | str, dtype: torch.dtype = float32, values: int = PROBE) -> None:
         super().warm_up(device, dtype, values)
