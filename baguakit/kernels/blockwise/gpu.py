@@ -10,7 +10,8 @@ A kernel takes a format as three functions and two constants. The header of a bl
     ENCODE(x, word, scale, draw, FORM) -> codes (width, blocks) as uint8
     DECODE(codes, word, FORM) -> values
 
-Formats of 1, 2 and 4 bits have one more function, for the sum of rows in whole tiles (`uniform_gpu.py`).
+Formats of 1, 2 and 4 bits have one more function, for the sum of rows in whole tiles, and those of 1 bit another, for
+the words of codes of their average (`uniform_gpu.py`).
 
 `inside` is a mask of the values that exist, and `width` is their number; all other values are 0. `plain` says whether
 no sum of magnitudes rounds in fp32, and is None where nobody knows. `draw` is None to round to nearest. WORD is the
@@ -138,7 +139,7 @@ def load_values(row_ptr, header_at, n, block, DECODE, WORD, FORM, BLOCK, MASKED,
 @triton.jit
 def store_values(
     row_ptr, header_at, x, plain, origin, seed, seed_high, n, block, at, inside,
-    MEASURE, ENCODE, DECODE, WORD, FORM, DRAWN, BLOCK, MASKED, WIDTH,
+    MEASURE, ENCODE, JOIN, DECODE, WORD, FORM, DRAWN, BLOCK, MASKED, WIDTH,
 ):  # fmt: skip
     """Quantize and store a tile, and return the values that it decodes to."""
     CUT: tl.constexpr = MASKED and not FORM[PADDED]
@@ -148,7 +149,10 @@ def store_values(
     if CUT:
         codes = tl.where(inside, codes, 0)
     for plane in tl.static_range(4):
-        if FORM[BITS] & (8 >> plane):
+        if JOIN is not None and not DRAWN:
+            if plane == 0:
+                tl.store(words_at(row_ptr, block, FORM, BLOCK, WIDTH), JOIN(x, scale))
+        elif FORM[BITS] & (8 >> plane):
             part = codes
             if FORM[BITS] != 8 >> plane:
                 part = (codes >> (FORM[BITS] & -(16 >> plane))) & ((1 << (8 >> plane)) - 1)
@@ -173,7 +177,7 @@ def compress_kernel(
     coded = rotate(x, signs_ptr) if FORM[ROTATED] else x
     values = store_values(
         packed_ptr + row * row_bytes, header_at, coded, None, row * n, seed, seed_high, n, block, at, inside,
-        MEASURE, ENCODE, DECODE, WORD, FORM, DRAWN, BLOCK, MASKED, WIDTH,
+        MEASURE, ENCODE, None, DECODE, WORD, FORM, DRAWN, BLOCK, MASKED, WIDTH,
     )  # fmt: skip
     if residual_ptr is not None:
         lost = x - (restore(values, signs_ptr) if FORM[ROTATED] else values)
@@ -237,9 +241,9 @@ def add_one_by_one(
 )
 def reduce_kernel(
     sent_ptr, residual_ptr, packed_ptr, ok_ptr, rows, signs_ptr, row_bytes, header_at, n, first, tiles, seed, seed_high,
-    ADD_UP: tl.constexpr, MEASURE: tl.constexpr, ENCODE: tl.constexpr, DECODE: tl.constexpr, WORD: tl.constexpr,
-    FORM: tl.constexpr, DRAWN: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, MASKED: tl.constexpr,
-    WIDTH: tl.constexpr, NARROW: tl.constexpr,
+    ADD_UP: tl.constexpr, MEASURE: tl.constexpr, ENCODE: tl.constexpr, JOIN: tl.constexpr, DECODE: tl.constexpr,
+    WORD: tl.constexpr, FORM: tl.constexpr, DRAWN: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    MASKED: tl.constexpr, WIDTH: tl.constexpr, NARROW: tl.constexpr,
 ):  # fmt: skip
     if ok_ptr is not None:
         tl.store(ok_ptr, 1, first + tl.program_id(0) == 0)
@@ -265,7 +269,7 @@ def reduce_kernel(
         mean = tl.where(inside, mean, 0.0)  # code 0 need not mean 0
     values = store_values(
         sent_ptr, header_at, mean, plain, 0, seed, seed_high, n, block, at, inside,
-        MEASURE, ENCODE, DECODE, WORD, FORM, DRAWN, BLOCK, MASKED, WIDTH,
+        MEASURE, ENCODE, JOIN, DECODE, WORD, FORM, DRAWN, BLOCK, MASKED, WIDTH,
     )  # fmt: skip
     if residual_ptr is not None:
         lost = restore(mean - values, signs_ptr) if FORM[ROTATED] else mean - values
@@ -344,6 +348,7 @@ def options_of(kernel: Any, format: Format, block: int, itemsize: int, masked: b
     form = format.bits, format.padded, format.rotated, *format.numbers
     device = {"MEASURE": module.measure, "ENCODE": module.encode, "DECODE": module.decode, "FORM": form}
     device["ADD_UP"] = module.add_up if format.bits in (1, 2, 4) and not masked else None
+    device["JOIN"] = module.join_signs if format.bits == 1 and not masked else None
     device |= {"WORD": WORDS[format.header_bytes], "BLOCK": block, "BLOCKS": tile // block, "MASKED": masked}
     width = min(16 // itemsize, 4 * PLANES[format.bits][0])  # a thread's part of what a warp of 32 holds
     # Masked values move one by one. A row begins at a multiple of the stride, which limits the alignment of the row.

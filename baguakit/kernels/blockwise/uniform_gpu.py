@@ -125,6 +125,20 @@ def encode(x, word, scale, draw, FORM):
 
 
 @triton.jit
+def join_signs(x, scale):
+    """Return the words of codes of one bit of whole blocks, rounded to nearest."""
+    BLOCKS: tl.constexpr = x.shape[1]
+    # 0 stands for -0. Four values, one for each byte of a word, become four bytes of signs.
+    parts = tl.reshape((x + 0.0).to(tl.uint32, bitcast=True), (8, x.shape[0] // 32, 2, 2, BLOCKS))
+    even, odd = tl.split(tl.permute(parts, (0, 1, 4, 2, 3)))
+    a, c = tl.split(even)
+    b, d = tl.split(odd)
+    signs = chosen(chosen(a, b, 0xFB), chosen(c, d, 0xFB), 0x5410)
+    words = tl.sum(signs & (0x01010101 << tl.arange(0, 8)).to(tl.uint32)[:, None, None], 0)
+    return tl.where((scale == scale)[None, :], ~words, 0)
+
+
+@triton.jit
 def decode(codes, word, FORM):
     step, bottom = parts_of(word, FORM)
     if FORM[BITS] == 1:  # half a step with a sign
@@ -194,11 +208,15 @@ def products(steps, codes, total, HIGH: tl.constexpr):
 
 @triton.jit
 def chosen(x, y, BYTES: tl.constexpr):
-    """Return four of the eight bytes of x and y, the lowest first: a digit of BYTES chooses each."""
+    """Return four of the eight bytes of x and y, the lowest first: a digit of BYTES chooses each.
+
+    If the digit has 8 added, the highest bit of the byte stands in all its places.
+    """
     if PORTABLE:
         word = tl.zeros_like(x)
         for k in tl.static_range(4):
-            word |= ((y if BYTES >> 4 * k & 4 else x) >> 8 * (BYTES >> 4 * k & 3) & 0xFF) << 8 * k
+            byte = (y if BYTES >> 4 * k & 4 else x) >> 8 * (BYTES >> 4 * k & 3) & 0xFF
+            word |= ((byte >> 7) * 0xFF if BYTES >> 4 * k & 8 else byte) << 8 * k
         return word
     else:
         return tl.inline_asm_elementwise("prmt.b32 $0, $1, $2, $3;", "=r,r,r,n", [x, y, BYTES], tl.uint32, True, 1)
