@@ -135,7 +135,7 @@ def join_signs(x, scale):
     b, d = tl.split(odd)
     signs = chosen(chosen(a, b, 0xFB), chosen(c, d, 0xFB), 0x5410)
     words = tl.sum(signs & (0x01010101 << tl.arange(0, 8)).to(tl.uint32)[:, None, None], 0)
-    return tl.where((scale == scale)[None, :], ~words, 0)
+    return tl.where((scale == scale)[None, :], words ^ 0xFFFFFFFF, 0)
 
 
 @triton.jit
