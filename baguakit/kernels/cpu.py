@@ -31,6 +31,7 @@ FLAGS = ("-std=gnu11", "-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trap
 NATIVE = ("-march=native",), ("-mcpu=native",), ()  # the first that the compiler takes
 LIBRARIES = ("-pthread", "-lm")
 COMMON = Path(__file__).with_name("common.h")
+HEADERS = sorted(COMMON.parent.rglob("*.h"))
 FILES = sorted(COMMON.parent.rglob("*.c"))
 SOURCES = {path.stem if path.stem != "cpu" else path.parent.name: path for path in FILES}  # by the names of families
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)  # in C a dtype is its place here
@@ -105,7 +106,8 @@ def _open(family: str, found: str) -> ctypes.CDLL:
     source = SOURCES[family]
     commands = [(found, *FLAGS, *native, "-I", str(COMMON.parent)) for native in NATIVE]
     make = functools.partial(compiling.compile_to, source=source, commands=commands, libraries=LIBRARIES)
-    text = source.read_bytes(), COMMON.read_bytes(), " ".join([*FLAGS, *LIBRARIES]).encode()
+    parts = (source, *HEADERS)
+    text = *(path.read_bytes() for path in parts), " ".join([*FLAGS, *LIBRARIES]).encode()
     try:
         with compiling.kept(compiling.cache("cpu", family), [*text, compiling.machine(found)], make) as path:
             return ctypes.CDLL(str(path))

@@ -18,14 +18,14 @@ BLOCKS = tuple(1 << power for power in range(6, 14))
 
 
 class Form(ctypes.Structure):
-    """The constants of a format, and the layout of its rows: `Form` in cpu.c."""
+    """The constants of a format, and the layout of its rows: `Form` in codes.h."""
 
     _fields_ = (
-        *((name, ctypes.c_int32) for name in ("float8", "bits", "wide", "padded", "rotated")),
+        *((name, ctypes.c_int32) for name in ("bits", "wide", "padded", "rotated")),
         *((name, ctypes.c_float) for name in ("unit", "spacing")),
         *((name, ctypes.c_int32) for name in ("m", "e", "exponent", "largest", "block")),
         *((name, ctypes.c_int64) for name in ("n", "blocks", "row", "header_at")),
-        ("planes_at", ctypes.c_int64 * 3),
+        ("planes_at", ctypes.c_int64 * 9),  # by their bits
         ("signs", ctypes.c_void_p),
     )
 
@@ -36,11 +36,12 @@ def _form(format: Format, n: int, block: int) -> tuple[Form, Any]:
     layout, signs = format.layout(n, block), signs_of(block, torch.device("cpu")) if format.rotated else None
     form = Form(bits=format.bits, padded=format.padded, rotated=format.rotated, block=block, n=n, blocks=-(-n // block))
     form.row, form.header_at, form.signs = layout.row, layout.header_at, None if signs is None else signs.data_ptr()
-    form.planes_at[: len(PLANES[format.bits])] = layout.planes_at
+    for plane, at in zip(PLANES[format.bits], layout.planes_at, strict=True):
+        form.planes_at[plane] = at
     if isinstance(format, UniformFormat):
         form.wide, form.unit, form.spacing = format.wide, format.unit, SPACINGS.get(format.bits, 0.0)
     elif isinstance(format, Float8Format):
-        form.float8, form.exponent, (form.m, form.e, form.largest) = True, format.exponent, format.numbers
+        form.exponent, (form.m, form.e, form.largest) = format.exponent, format.numbers
     return form, signs
 
 
