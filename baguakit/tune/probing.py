@@ -9,7 +9,7 @@ import time
 import uuid
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from itertools import accumulate, combinations
@@ -107,13 +107,13 @@ def probe(
         ValueError: flows or seconds are invalid, or the group cannot send tensors of the device.
     """
     comm = Comm() if comm is None else comm
-    if device is None and torch.cuda.is_available():
-        with suppress(ValueError):  # else it is a group for CPU tensors
-            check_device(comm.group, torch.device("cuda"))
-            device = torch.device("cuda", torch.cuda.current_device())
+    if device is None and torch.cuda.is_available() and comm.by_nccl(torch.device("cuda")):
+        device = torch.device("cuda", torch.cuda.current_device())
     there = torch.device("cpu" if device is None else device)
     check_device(comm.group, there)
-    on_gpu = there.type == "cuda"
+    if there.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("device=cuda: this process has no CUDA device")
+    on_gpu = comm.by_nccl(there)
     counts = sorted(set(integers("flows", ((1,) if on_gpu else (1, 2, 4, 8)) if flows is None else flows, 1, 64)))
     if on_gpu and counts != [1]:
         raise ValueError(f"{flows=} divide what travels over gloo; NCCL has connections of its own: flows=(1,)")

@@ -136,7 +136,7 @@ def test_what_is_refused():
     words = [
         "1 to 64",
         "greater than 0",
-        "need the backend nccl",
+        "has no CUDA device",
         "list of the algorithms",
         "is a list",
         "names no size",
