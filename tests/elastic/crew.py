@@ -17,6 +17,7 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import late_device
 import torch
 import torch.distributed as dist
 from everything import made
@@ -99,6 +100,8 @@ def train(end: Any, store: str, name: str, algorithm: str, options: dict[str, An
     device = options.pop("device", "cpu")
     if device == "cuda":  # that several processes share
         os.environ.update(NCCL_HOSTID=name, NCCL_ALGO="Ring", NCCL_PROTO="Simple", NCCL_SOCKET_IFNAME="lo")
+    elif device == "late":
+        late_device.install()
     model, rate = Quadratic().to(device), options.pop("lr", 0.25)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=options.pop("momentum", 0.0))
     timeout, waits = options.pop("timeout", 30.0), options.pop("waits", False)
@@ -209,13 +212,17 @@ def die_at(moment: str, model: Any = None, optimizer: Any = None) -> None:
     if moment == "backward":  # of the last parameter but one: some buckets fly
         list(model.parameters())[1].register_hook(die)
     elif moment == "flight":
-        flights, call = [], runner.call_stage
+        flights: list[int] = []
 
-        def fly(*args: Any) -> Any:
-            flights.append(1)
-            return call(*args) if len(flights) < 2 else die()
+        def second(call: Any) -> Any:
+            def fly(*args: Any) -> Any:
+                flights.append(1)
+                return call(*args) if len(flights) < 2 else die()
 
-        gradients.call_stage = runner.call_stage = fly
+            return fly
+
+        gradients.call_stage = runner.call_stage = second(runner.call_stage)
+        gradients.in_phases = runner.in_phases = second(runner.in_phases)
     elif moment in INNER:
         setattr(*INNER[moment], die)
     elif moment == "optimizer":
