@@ -123,10 +123,10 @@ class Two(Comm):
     def inter(self) -> "Two":
         return self.part(INTER)
 
-    def by_nccl(self, device: torch.device) -> bool:
+    def _by_nccl(self, device: torch.device) -> bool:
         return device.type == "cuda"
 
-    def by_host(self, device: torch.device) -> bool:
+    def _by_host(self, device: torch.device) -> bool:
         return False
 
     def part(self, part: str) -> "Two":

@@ -37,8 +37,8 @@ def run(case):
         patch.setattr(groups, "kinds_of", lambda group: {"cpu", "cuda"})
         comm = bk.Comm(mesh=mesh, between="gloo")
         assert comm.intra.group is plain.intra.group and comm.inter.group is not plain.inter.group
-        assert [part.by_nccl(cuda) for part in (comm, comm.intra, comm.inter)] == [False, True, False]
-        assert comm.by_host(cuda)
+        assert [part._by_nccl(cuda) for part in (comm, comm.intra, comm.inter)] == [False, True, False]
+        assert comm._by_host(cuda)
     x = torch.full((3,), float(comm.rank))
     assert comm.all_reduce(x.clone()).tolist() == [6.0] * 3
     assert comm.inter.all_reduce(x).tolist() == [float(2 * comm.intra.rank + 2)] * 3

@@ -98,7 +98,7 @@ class LowRankMean(Declared, Average):
         shapes = [piece.shape for piece in vectors]
         shapes += [torch.Size((span.shape[0], factor.shape[1])) for span, factor in zip(layout, known, strict=True)]
         # Over gloo, Q is sent as Qᵀ = Pᵀ M, because Mᵀ P takes three times as long on CPUs.
-        by_nccl = comm.by_nccl(x.device)
+        by_nccl = comm._by_nccl(x.device)
         shapes += [factor.shape if by_nccl else factor.T.shape for factor in known]
         lengths = [math.prod(shape) for shape in shapes]
         messages, first = wide.new_empty(sum(lengths)), sum(lengths[: -len(layout)])

@@ -134,7 +134,7 @@ class Engine(Life[AttachSetup]):
         flows = flows if self.runtime.comm.size > 1 else self.flows
         if (bucket_bytes, flows) == self.setting:
             return
-        if flows > 1 and self.comm.by_nccl(self.setup.device):
+        if flows > 1 and self.comm._by_nccl(self.setup.device):
             raise ValueError(f"flows={flows} divide what travels over gloo, and these parameters travel by NCCL; use 1")
         make = self.make if bucket_bytes == self.setup.bucket_bytes else partial(self.make, bucket_bytes=bucket_bytes)
         self._rebuild(make, f"new buckets over {flows} flows", flows)

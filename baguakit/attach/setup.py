@@ -76,7 +76,7 @@ def make_setup(
     size = default_bytes(names) if bucket_bytes is None else most
     device = one_device(names)
     check_device(comm.group, device)
-    if comm.flows > 1 and comm.by_nccl(device):
+    if comm.flows > 1 and comm._by_nccl(device):
         raise ValueError(
             f"Comm(flows={comm.flows}) divides what travels over gloo, and these parameters travel by NCCL"
         )

@@ -193,7 +193,7 @@ class Comm(AnyDevice):
             tensor("x", x)
         if self.size == 1:
             return None
-        if self.stages(x):
+        if self._stages(x):
             return Staged(self.all_reduce_later(host := to_host(x), op), x, host)
         self._count(2 * (self.size - 1) / self.size * x.nbytes)
         options = dist.AllreduceOptions()
@@ -233,7 +233,7 @@ class Comm(AnyDevice):
     def all_gather_later(self, out: Tensor, x: Tensor) -> Any:
         """Begin to gather `x` (k, …) of all ranks into `out` (size · k, …); return the work, which has `.wait()`."""
         sending.check_gathered(out, x, self.size)
-        if self.stages(x):
+        if self._stages(x):
             return Staged(self.all_gather_later(host := host_like(out), to_host(x)), out, host)
         self._count((self.size - 1) * x.nbytes)
         return self._gather(out, x)
@@ -249,7 +249,7 @@ class Comm(AnyDevice):
     def all_to_all_later(self, out: Tensor, rows: Tensor) -> Any:
         """Begin to send row r of `rows` (size, k) to rank r, and to receive row r of `out` from it; return the work."""
         sending.check_gathered(out, rows, 1, "rows")
-        if self.stages(rows):
+        if self._stages(rows):
             return Staged(self.all_to_all_later(host := host_like(out), to_host(rows)), out, host)
         self._count((self.size - 1) * (rows.nbytes // self.size))
         return dist.all_to_all_single(out, rows, group=self.group, async_op=True)
@@ -299,7 +299,7 @@ class Comm(AnyDevice):
 
     def receive_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
         """Begin to receive `x` from `peer`; return the work. Call its `.wait()` before `x` is read."""
-        if self.stages(x):
+        if self._stages(x):
             return Staged(self.receive_later(host := host_like(x), peer, tag), x, host)
         tag = self._tag(x, peer, tag)
         if (flows := self._flows.get(self._part)) is not None:
@@ -308,7 +308,7 @@ class Comm(AnyDevice):
 
     def send_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
         """Begin to send `x` to `peer`; return the work. Call its `.wait()` before `x` is overwritten."""
-        if self.stages(x):
+        if self._stages(x):
             x = to_host(x)
         tag = self._tag(x, peer, tag)
         self._count(x.nbytes)
@@ -338,7 +338,7 @@ class Comm(AnyDevice):
         """
         self.agree_on_shares()
         device = next((x.device for x in (*outgoing.values(), *incoming.values())), device)
-        if device is not None and self.by_nccl(device):
+        if device is not None and self._by_nccl(device):
             sending.warm(self.group, device)
             if outgoing or incoming:  # in one call: NCCL matches sends and receives only within a call
                 self.group._start_coalescing(device)

@@ -51,7 +51,7 @@ def can_pin(kind: str) -> bool:
     if found is None or found.type != kind:
         return False
     try:
-        return torch.empty(1, pin_memory=True).is_pinned()
+        return torch.empty(1, dtype=torch.uint8, pin_memory=True).is_pinned()
     except (RuntimeError, NotImplementedError):
         return False
 
@@ -89,7 +89,7 @@ def from_host(collective: F) -> F:
 
     @wraps(collective)
     def staged(self: Any, x: Tensor, *arguments: Any, **named: Any) -> Any:
-        if not self.stages(x):
+        if not self._stages(x):
             return collective(self, x, *arguments, **named)
         host = to_host(x)
         result = collective(self, host, *arguments, **named)
@@ -104,25 +104,25 @@ class AnyDevice:
     group: Any
     _parts: tuple[Any, Any] | None
 
-    def stages(self, x: Tensor) -> bool:
+    def _stages(self, x: Tensor) -> bool:
         """Return whether `x` is sent from the memory of the host, and is not there."""
         return isinstance(x, Tensor) and not x.is_cpu and is_staged(self.group, x.device)
 
-    def by_nccl(self, device: torch.device) -> bool:
+    def _by_nccl(self, device: torch.device) -> bool:
         """Return whether tensors on `device` are sent by NCCL, in collectives of all ranks; otherwise by gloo."""
         return device.type == "cuda" and not is_staged(self.group, device)
 
-    def by_host(self, device: torch.device) -> bool:
+    def _by_host(self, device: torch.device) -> bool:
         """Return whether tensors on `device` are sent from the memory of the host, in any group of this `Comm`."""
         return any(is_staged(group, device) for group in (self.group, *(self._parts or ())))
 
-    def home(self, device: torch.device) -> torch.device:
+    def _home(self, device: torch.device) -> torch.device:
         """Return where flights of tensors on `device` compute: on the CPU, if there are no kernels for it."""
-        return CPU if self.by_host(device) and not has_kernels(device) else device
+        return CPU if self._by_host(device) and not has_kernels(device) else device
 
-    def at_home(self, x: Tensor) -> Tensor:
+    def _at_home(self, x: Tensor) -> Tensor:
         """Return `x` on the device where flights compute: `x` itself, or the CPU tensor that stands for it."""
-        return x if self.home(x.device) == x.device else to_host(x, mirror(x))
+        return x if self._home(x.device) == x.device else to_host(x, mirror(x))
 
 
 class Staged:

@@ -244,7 +244,7 @@ def _load(path: Path) -> npt.NDArray[Any]:
             return np.lib.format.read_array(file, allow_pickle=False)
     except FileNotFoundError:
         raise ValueError(f"the complexity file {str(path)!r} does not exist; write one with numpy.save") from None
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, IsADirectoryError) as error:
         raise ValueError(f"the complexity file {str(path)!r} is not an .npy array of numbers ({error})") from None
 
 

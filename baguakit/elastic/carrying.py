@@ -66,7 +66,7 @@ class Carrying:
         needy = [rank for rank in range(comm.size) if rank not in self.holders]
         source = {rank: self.holders[i % len(self.holders)] for i, rank in enumerate(needy)}
         state = packed(engine, kept) if comm.rank in source.values() else torch.empty(0, dtype=torch.uint8)
-        device = torch.device("cpu") if comm.by_host(engine.setup.device) else engine.setup.device
+        device = torch.device("cpu") if comm._by_host(engine.setup.device) else engine.setup.device
         sizes, incoming = comm.gather_objects(state.numel(), plain=True), {}
         if (peer := source.get(comm.rank)) is not None:
             incoming[peer] = torch.empty(sizes[peer], dtype=torch.uint8, device=device)

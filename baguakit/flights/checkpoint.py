@@ -116,7 +116,7 @@ def load_bucket(runner: RuleRunner, i: int, names: Names, saved: Mapping[str, An
     if missing := [name for name in held if name not in parameters]:
         log.warning("%r remembers nothing of %s: it is new", runner.rule, ", ".join(missing))
     same = same_ranks and saved["cut"][i : i + 1] == [held]
-    make_missing(state, saved, bucket, names, runner.channel.comm.home(bucket.flat.device))
+    make_missing(state, saved, bucket, names, runner.channel.comm._home(bucket.flat.device))
     for path, tensor, carry in remembered(runner.rule.stage, state):
         if carry is not None:
             if fill_(tensor, parameters, bucket, names, path) and not same_ranks:

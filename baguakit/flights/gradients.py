@@ -59,7 +59,7 @@ class Flags:
         """
         if comm.size == 1:
             return comm, None
-        by_nccl = comm.by_nccl(like.device)
+        by_nccl = comm._by_nccl(like.device)
         if self.rows is None:
             mine = torch.tensor([self.mine], dtype=torch.uint8)
             self.rows = uploaded(mine, like.device) if by_nccl else mine
@@ -134,7 +134,7 @@ class GradientRunner(RuleRunner):
         flags = Flags(self.mine) if i == len(self.buckets) - 1 else None
 
         def load(beside: list[Pair]) -> Tensor:
-            if flags and self.channel.comm.size > 1 and not self.channel.comm.by_host(bucket.flat.device):
+            if flags and self.channel.comm.size > 1 and not self.channel.comm._by_host(bucket.flat.device):
                 beside = [*beside, *flags.beside(self.ones, bucket.flat.dtype)]
             flat = bucket._load_gradients(grads, beside)
             if idle:

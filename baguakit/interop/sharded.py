@@ -90,7 +90,7 @@ def fsdp(
         rules = rules_on_gradients(stage)
         check_units(units, comm, across)
         device = next(model.parameters()).device
-        if comm.home(device) != device:
+        if comm._home(device) != device:
             raise ValueError(
                 f"flights of tensors on {device} compute on the CPU, and FSDP's hooks where its shards are; use "
                 "bk.attach with a model that is not sharded"

@@ -81,7 +81,7 @@ def compressed_send(x: Tensor, compressor: Compressor | None, comm: Comm, peer: 
     if codec is None:
         works = [comm.send_later(values, peer)] if values.numel() else []
     else:
-        parts = [values[part].view(1, -1) for part in row_pieces(values.numel(), 1, comm.by_nccl(x.device))]
+        parts = [values[part].view(1, -1) for part in row_pieces(values.numel(), 1, comm._by_nccl(x.device))]
         codes, key = codec._unchecked_compress, comm.key
         works = [comm.send_later(codes(row, None, key(i)), peer, i) for i, row in enumerate(parts)]
     for work in works:
@@ -103,7 +103,7 @@ def compressed_receive_(x: Tensor, compressor: Compressor | None, comm: Comm, pe
         if N:
             comm.receive_later(values, peer).wait()
     else:
-        parts = [values[part].view(1, -1) for part in row_pieces(N, 1, comm.by_nccl(x.device))]
+        parts = [values[part].view(1, -1) for part in row_pieces(N, 1, comm._by_nccl(x.device))]
         packed = [bytes_for(1, part.numel(), codec, x.device) for part in parts]
         works = [comm.receive_later(each, peer, i) for i, each in enumerate(packed)]
         for part, each, work in zip(parts, packed, works, strict=True):
@@ -139,7 +139,7 @@ def compressed_broadcast_(x: Tensor, compressor: Compressor | None, comm: Comm, 
     if codec is None:
         return comm.broadcast(x, source) if N else x
     place, row = (comm.rank - source) % n, x.view(1, -1)
-    if comm.by_nccl(x.device):
+    if comm._by_nccl(x.device):
         packed = bytes_for(1, N, codec, x.device) if place else codec._unchecked_compress(row, None, comm.key())
         codec._unchecked_decompress(comm.broadcast(packed, source), N, x.dtype, row)
         return x
@@ -184,7 +184,7 @@ def compressed_all_gather(x: Tensor, compressor: Compressor | None, comm: Comm, 
     if codec is None:
         rows.copy_(comm.all_gather(mine).view(n, -1))
         return result
-    parts = row_pieces(mine.numel(), n, comm.by_nccl(x.device))
+    parts = row_pieces(mine.numel(), n, comm._by_nccl(x.device))
     incoming = [bytes_for(n, part.stop - part.start, codec, x.device) for part in parts]
     packed = (codec._unchecked_compress(mine[part].view(1, -1), None, comm.key(i)) for i, part in enumerate(parts))
     comm.agree_on_shares()
@@ -233,7 +233,7 @@ def compressed_reduce_scatter(
         if values.numel():
             shard.copy_(values if n == 1 else comm.reduce_scatter(values * (1 / n) if average else values))
         return result
-    rows, parts = values.view(n, -1), row_pieces(values.numel() // n, n, comm.by_nccl(x.device))
+    rows, parts = values.view(n, -1), row_pieces(values.numel() // n, n, comm._by_nccl(x.device))
     lost = None if residual is None else residual.detach().view(n, -1)
     incoming = [bytes_for(n, part.stop - part.start, codec, x.device) for part in parts]
     apart = shard.dtype != torch.float32 or share_memory(shard, values)  # values are read while others are added

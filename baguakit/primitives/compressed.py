@@ -133,7 +133,7 @@ def _in_two_hops(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | No
             residual.copy_(lost[:length])
         return
     # `parts` has, for each piece, its values in one row for each rank, and their residual.
-    runs = [slice(n * part.start, n * part.stop) for part in row_pieces(length // n, n, comm.by_nccl(x.device))]
+    runs = [slice(n * part.start, n * part.stop) for part in row_pieces(length // n, n, comm._by_nccl(x.device))]
     parts = [(x[run].view(n, -1), None if residual is None else residual[run].view(n, -1)) for run in runs]
     # For each piece, a rank receives its own shard from every rank, and then the averaged shard of each rank.
     shards, means = ([bytes_for(n, rows.shape[1], codec, x.device) for rows, _ in parts] for _ in range(2))
@@ -220,7 +220,7 @@ def mean_in_phases(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | 
     elif in_one_hop(x.numel(), codec, comm.size):
         _mean_of_rows(x, codec, comm, residual)
     else:
-        checks = check and comm.by_nccl(x.device) and isinstance(codec, Blockwise)
+        checks = check and comm._by_nccl(x.device) and isinstance(codec, Blockwise)
         ok = torch.empty((), dtype=torch.bool, device=x.device) if checks else None
         yield from _in_two_hops(x, codec, comm, residual, ok)
         return ok

@@ -125,7 +125,7 @@ def cut(part: Tensor, compressor: Compressor | None, comm: Comm) -> list[tuple[T
     """
     if compressor is None or not pays(part.numel(), part.itemsize, compressor, 1):
         return [(part, None)] if part.numel() else []
-    return [(part[piece], compressor) for piece in row_pieces(part.numel(), comm.size, comm.by_nccl(part.device))]
+    return [(part[piece], compressor) for piece in row_pieces(part.numel(), comm.size, comm._by_nccl(part.device))]
 
 
 def splits_of(

@@ -101,7 +101,7 @@ def launch(
     flat = x.detach().reshape(-1).clone()
     before = flat.clone()
     remembered = stage.init(Bucket.of(flat), comm) if state is None else state
-    lane = lane_of(comm.group, x.device, comm.by_host(x.device))
+    lane = lane_of(comm.group, x.device, comm._by_host(x.device))
     lane.uses((flat, remembered))
     flying = as_chosen(stage)
     flight = lane.run(lambda: flying(flat, remembered, comm))

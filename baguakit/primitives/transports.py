@@ -36,7 +36,7 @@ def exchanged(
     `device`. Message i has the tag `tag` + i. Exchanges at the same time need different tags.
     """
     n, rank = comm.size, comm.rank
-    if comm.by_nccl(device):  # NCCL pairs sends with receives only within one call of the whole group
+    if comm._by_nccl(device):  # NCCL pairs sends with receives only within one call of the whole group
         first = {p: each[0] for p, each in incoming.items() if each}
         comm.exchange_each({p: x for p, each in outgoing.items() for x in each}, first, device)
         yield from ((p, 0) for p in first)
@@ -70,7 +70,7 @@ def scattered(comm: Comm, incoming: Sequence[Tensor], packed: Callable[[int, sli
     """
     n, rank = comm.size, comm.rank
     pieces = range(len(incoming))
-    if comm.by_nccl(incoming[0].device):
+    if comm._by_nccl(incoming[0].device):
         for i in pieces:
             comm.all_to_all_later(incoming[i], packed(i, slice(n))).wait()
             yield i
@@ -93,7 +93,7 @@ def scattered(comm: Comm, incoming: Sequence[Tensor], packed: Callable[[int, sli
 
 def shared(comm: Comm, rows: Tensor, row: Tensor, tag: int = 0) -> None:
     """Send `row` (1, bytes) to all ranks at once, and fill `rows` (size, bytes); row q comes from rank q."""
-    if comm.by_nccl(rows.device):
+    if comm._by_nccl(rows.device):
         comm.all_gather_later(rows, row).wait()
         return
     n, rank = comm.size, comm.rank
@@ -117,7 +117,7 @@ def gathered(
     exchange uses n tags for each piece, from `tag` on.
     """
     n, rank = comm.size, comm.rank
-    if comm.by_nccl(incoming[0].device) or len(incoming) == 1:  # one piece is decoded in one call
+    if comm._by_nccl(incoming[0].device) or len(incoming) == 1:  # one piece is decoded in one call
         for i, row in enumerate(packed):
             shared(comm, incoming[i], row, tag)
             yield slice(n), i

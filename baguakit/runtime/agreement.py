@@ -65,7 +65,7 @@ def on_mesh(setup: AnySetup, comm: Comm) -> AnySetup:
     mesh: Any = comm.mesh
     said = f"mesh={mesh!r}" if mesh is None or mesh == HOSTS else f"mesh {mesh.mesh_dim_names} {mesh.mesh.tolist()}"
     parts = (comm, comm.intra, comm.inter) if comm.hierarchical else (comm,)
-    sent = [f"messages by {'NCCL' if part.by_nccl(setup.device) else 'gloo'}" for part in parts]
+    sent = [f"messages by {'NCCL' if part._by_nccl(setup.device) else 'gloo'}" for part in parts]
     return replace(setup, lines=(said, *sent, *setup.lines))
 
 

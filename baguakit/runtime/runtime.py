@@ -130,7 +130,7 @@ class Runtime(Generic[AnySetup]):
             self.over = True
             self.monitor.leave(LEFT)
             raise
-        device, by_host = self.setup.device, comm.by_host(self.setup.device)
+        device, by_host = self.setup.device, comm._by_host(self.setup.device)
         self.monitor.fly_on(CPU if by_host else device)
         with or_abandon(self):
             for number in range(1 + any(map(channel_of, self.setup.rules))):
@@ -304,10 +304,10 @@ def warm_up(stages: Sequence[Stage], tensors: Sequence[Tensor], channel: Channel
     """
     if channel.comm.size > 1:
         with channel.monitor.busy("compiling"):
-            if tensors and channel.comm.home(tensors[0].device) == CPU:
+            if tensors and channel.comm._home(tensors[0].device) == CPU:
                 cpu.functions("mixing")  # what lands in the weights
             for stage, x in product(stages, tensors):
-                home = channel.comm.home(x.device)
+                home = channel.comm._home(x.device)
                 x = x if home == x.device else torch.empty((), dtype=x.dtype, device=home).expand(x.shape)
                 for each in stage.whole():
                     each.prepare(x, channel.comm)
@@ -324,7 +324,7 @@ def connect(stages: Iterable[Stage], x: Tensor, comm: Comm) -> None:
     """
     n = comm.size
     for stage in stages:
-        for topology in topologies_of(stage) if comm.by_nccl(x.device) or comm.group in lazy else ():
+        for topology in topologies_of(stage) if comm._by_nccl(x.device) or comm.group in lazy else ():
             for round in range(min(topology.period(n), ROUNDS)):
                 if not is_mean(topology, n, round):
                     _, sources, targets = links(topology, comm.rank, n, round)

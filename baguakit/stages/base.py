@@ -141,8 +141,8 @@ class Stage(Doors):
 
 def init_stage(stage: Stage, bucket: Bucket, comm: Comm) -> State:
     """Return the state of a stage for a bucket, on the device where flights of the bucket compute."""
-    if comm.home(bucket.flat.device) != bucket.flat.device:
-        bucket = Bucket.of(comm.at_home(bucket.flat), bucket.params)
+    if comm._home(bucket.flat.device) != bucket.flat.device:
+        bucket = Bucket.of(comm._at_home(bucket.flat), bucket.params)
     return stage.init(bucket, comm)
 
 
@@ -151,14 +151,14 @@ def call_stage(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:
 
     Raise a TypeError if the result is no tensor of the shape of `x`.
     """
-    here = x if x.is_cpu else comm.at_home(x)
+    here = x if x.is_cpu else comm._at_home(x)
     result = fitting(stage, x, stage._unchecked_call(here, state, comm))
     return result if here is x else to_device(x, result)
 
 
 def in_phases(stage: Stage, x: Tensor, state: State, comm: Comm, check: Callable[[], None]) -> Phases:
     """Do the same as `call_stage`, phase by phase, and call `check` between two phases."""
-    here = x if x.is_cpu else comm.at_home(x)
+    here = x if x.is_cpu else comm._at_home(x)
     phases = stage.phases(here, state, comm)
     while True:
         try:

@@ -107,13 +107,13 @@ def probe(
         ValueError: flows or seconds are invalid, or the group cannot send tensors of the device.
     """
     comm = Comm() if comm is None else comm
-    if device is None and torch.cuda.is_available() and comm.by_nccl(torch.device("cuda")):
+    if device is None and torch.cuda.is_available() and comm._by_nccl(torch.device("cuda")):
         device = torch.device("cuda", torch.cuda.current_device())
     there = torch.device("cpu" if device is None else device)
     check_device(comm.group, there)
     if there.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("device=cuda: this process has no CUDA device")
-    on_gpu = comm.by_nccl(there)
+    on_gpu = comm._by_nccl(there)
     counts = sorted(set(integers("flows", ((1,) if on_gpu else (1, 2, 4, 8)) if flows is None else flows, 1, 64)))
     if on_gpu and counts != [1]:
         raise ValueError(f"{flows=} divide what travels over gloo; NCCL has connections of its own: flows=(1,)")
@@ -180,7 +180,7 @@ def machine(comm: Comm, device: torch.device, compressors: Sequence[Compressor])
         flight.result()
 
     comm.gather_objects(None)
-    with closing(lane(device, "baguakit probe", comm.by_host(device))) as beside:
+    with closing(lane(device, "baguakit probe", comm._by_host(device))) as beside:
         one, had = timed(products)
         two, _ = timed(both)
         launch, _ = timed(lambda: beside.run(lambda: None).result())

@@ -193,7 +193,7 @@ def autotune(
     counts = sorted({start[1], here[1], *flows})
     if engine.runtime.comm.size == 1:  # then nothing is sent
         start, counts = (start[0], here[1]), [here[1]]
-    if counts != [1] and engine.comm.by_nccl(engine.setup.device):
+    if counts != [1] and engine.comm._by_nccl(engine.setup.device):
         raise ValueError(f"flows={tuple(counts)} divide what travels over gloo; on CUDA tune bucket_bytes alone")
     wanted = [start[0], *sorted(bucket_bytes)]
     sizes = distinct(att.rules, {name: p for p, name in engine.setup.names.items()}, wanted)

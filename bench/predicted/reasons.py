@@ -17,10 +17,8 @@ REASONS = {
     "Sign(): average 8 rows": SPREADS,
     "UInt4(): compress, residual, stochastic": DRAWS,
     "UInt4(): compress, bf16": "two and a half bytes a value: range, rounding, and joining two codes across threads",
-    "UInt4(): average 8 rows": SPREADS,
     "UInt2(): average 8 rows": SPREADS,
     "UInt2()": ROTATES,
-    "Uniform(): average 8 rows": SPREADS,
     "Uniform()": ROTATES,
     "top-k: keep 1%, bf16": "two bytes a value: a maximum of each group, five counts of these, and their ranks",
 }
