@@ -25,6 +25,7 @@ INLINE int is_centred(const Form *f, int drawn)
 INLINE void butterflies(float *x, i64 width, i64 d)
 {
     for (i64 i = 0; i < width / (2 * d); i++)
+#pragma GCC unroll 8 /* so that they are vectorised across i */
         for (i64 k = 2 * d * i; k < 2 * d * i + d; k++) {
             float a = x[k], b = x[k + d];
             x[k] = a + b, x[k + d] = a - b;
