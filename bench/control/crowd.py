@@ -7,10 +7,11 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
-from types import SimpleNamespace
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from baguakit.lanes import Flight
@@ -61,6 +62,15 @@ class Line:
         return made
 
 
+@dataclass(frozen=True)
+class Lines:
+    """What ranks agree on, of a setup."""
+
+    lines: list[str]
+    device: torch.device
+    kinds: tuple[str, ...] = ()
+
+
 class Crowd:
     """The monitors of `size` ranks, with their lines to the store.
 
@@ -94,7 +104,7 @@ class Crowd:
         def run(rank: int) -> None:
             together.wait()
             began = time.perf_counter()
-            made: Any = SimpleNamespace(lines=setup)
+            made: Any = Lines(setup, torch.device("cpu"))
             agree(self.monitors[rank], lambda: made)
             taken[rank] = time.perf_counter() - began
 

@@ -21,6 +21,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from variants import why
 
+from baguakit.kernels.blockwise import uniform_gpu
+
 TARGETS = {
     "cuda:80": GPUTarget("cuda", 80, 32),
     "cuda:90": GPUTarget("cuda", 90, 32),
@@ -30,6 +32,8 @@ TARGETS = {
 
 
 def compile_for(target, variant):
+    """Compile a variant. A kernel knows by the build of torch that it is not for CUDA; here that build is missing."""
+    uniform_gpu.PORTABLE = triton.language.constexpr(target.backend != "cuda")
     places = {name: i for i, name in enumerate(variant.kernel.arg_names)}
     types = {name: "constexpr" if name in variant.constants else variant.signature[name] for name in places}
     source = ASTSource(
