@@ -193,9 +193,8 @@ class Gossip(OnGraph):
         c, k = self.compressor, round_of(self.topology, comm)
         own, others, targets = links(self.topology, comm.rank, comm.size, k)
         r, s = state["replica"][str(k)], state["neighbors"][str(k)]
-        runs = (
-            row_pieces(x.numel(), 1, comm._by_nccl(x.device)) if c.dense else (slice(x.numel()),)
-        )  # a sparse one selects from all
+        by_nccl = comm._by_nccl(x.device)
+        runs = row_pieces(x.numel(), 1, by_nccl) if c.dense else (slice(x.numel()),)  # a sparse one selects from all
         parts = [Piece(x[run], r[run], s[run], own, others) for run in runs]
         incoming = {p: [bytes_for(1, len(each.x), c, x.device) for each in parts] for p in others}
 

@@ -64,7 +64,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Lines:
-    """What ranks agree on, of a setup."""
+    """The part of a setup on which ranks agree."""
 
     lines: list[str]
     device: torch.device

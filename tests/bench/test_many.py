@@ -28,9 +28,7 @@ def counted():
 def test_gossip_costs_a_rank_the_same_among_16384_as_among_8(counted, name):
     """The same Python calls, messages, bytes and requests a step; the same threads and descriptors."""
     few, many = counted(name, FEW), counted(name, MANY)
-    # Which of two messages comes first decides a call or two.
-    assert {**many["step"], "calls": 0} == {**few["step"], "calls": 0}
-    assert many["step"]["calls"] == pytest.approx(few["step"]["calls"], rel=0.02)
+    assert many["step"] == few["step"]
     assert many["step"]["requests"] == 0 and many["step"]["messages"] == (2 if "OnePeer" in name else 4)
     assert [many["added"][k] for k in ("threads", "descriptors")] == [
         few["added"][k] for k in ("threads", "descriptors")

@@ -16,7 +16,7 @@ from .calls import Calls
 from .group import Tally, alone
 
 SIZES = (8, 64, 512, 4096, 16384)
-ONE_BUCKET = 25 << 20
+ONE_BUCKET = 25 << 20  # bytes: the two matrices, with every algorithm
 WIDE, NARROW = 1024, 512  # two matrices of so many values: 1,048,576, a bucket of 4 MiB
 PERIOD = 14  # rounds of the longest period here
 REPEATS = 16  # of the steps whose calls are counted
