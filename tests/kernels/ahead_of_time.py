@@ -9,6 +9,7 @@ once in a process whether kernels are interpreted.
 
 import importlib
 import json
+import linecache
 import os
 import re
 import subprocess
@@ -61,12 +62,23 @@ def cuda_facts(binary, values):
         "accesses": accesses,
         "moved": {kind: total / values for kind, total in moved.items()},
         "fused": len(re.findall(r"\bfma\.", text)),
+        "unasked": unasked(text),
         "flushing": sorted(set(re.findall(r"\b[\w.]*\.ftz[\w.]*", text)) - {"cvt.rmi.ftz.f32.f32"}),
         "spilled": [int(n) for n in re.findall(r"(?:STACK|LOCAL):(\d+)", usage)],
         "registers": int(re.findall(r"REG:(\d+)", usage)[-1]),
         "shared": binary.metadata.shared,
         "warps": binary.metadata.num_warps,
     }
+
+
+def unasked(text):
+    """Return how many products are fused with a sum at lines of source that do not call `tl.fma`."""
+    files, line, count = dict(re.findall(r'\.file\s+(\d+)\s+"([^"]+)"', text)), "", 0
+    for each in text.splitlines():
+        if at := re.search(r"\.loc\s+(\d+)\s+(\d+)", each):
+            line = linecache.getline(files[at[1]], int(at[2]))
+        count += bool(re.search(r"\bfma\.", each)) and "tl.fma(" not in line
+    return count
 
 
 def _bytes(name):
