@@ -41,6 +41,11 @@ class Contender:
     period: int = 1
     free: bool = False
 
+    @property
+    def installed(self) -> bool:
+        """Whether it can be measured here; what others have measured of it is shown all the same."""
+        return {"hivemind": hivemind_peer.INSTALLED, "torchft": torchft_peer.INSTALLED}.get(self.peer, True)
+
     def rules(self) -> Any:
         """Return the rules of its algorithm."""
         return example().algorithm(self.algorithm)
@@ -104,11 +109,9 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender("exact_diffusion", "exact_diffusion()", SGD, lr=0.05),
     Contender("gradient_tracking", "gradient_tracking()", SGD, lr=0.05),
     Contender("async_model_average", "async_model_average()", free=True),
+    Contender("hivemind", peer="hivemind", period=LOCAL),
+    Contender("torchft, DiLoCo", peer="torchft", period=OUTER),
 )  # fmt: skip
-if hivemind_peer.INSTALLED:
-    CONTENDERS += (Contender("hivemind", peer="hivemind", period=LOCAL),)
-if torchft_peer.INSTALLED:
-    CONTENDERS += (Contender("torchft, DiLoCo", peer="torchft", period=OUTER),)
 
 
 def contender(name: str) -> Contender:
