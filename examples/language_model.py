@@ -14,98 +14,21 @@ import copy
 import os
 import sysconfig
 import time
-import zlib
 from pathlib import Path
+from statistics import fmean
 
-import numpy as np
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.functional import cross_entropy, linear, relu, scaled_dot_product_attention
-from torch.optim import SGD, AdamW, Muon, Optimizer
 from tqdm import tqdm
 
 import baguakit as bk
+from baguakit.compare import names
+from baguakit.compare.language import GPT, bits_per_byte, drawn, loss_of, read
+from baguakit.compare.tasks import OPTIMIZERS, optimizers_of
 
-NO_TEXT = {"site-packages", "dist-packages", "test", "tests", "idle_test"}  # folders beside and in the library
 MAY_CHANGE = ("steps", "seconds", "every", "folder")  # options of a run that is continued
-
-
-def read(folder: Path, context: int) -> tuple[np.ndarray, np.ndarray, str]:
-    """Return windows of `context` + 1 bytes at all places, to train on and held out, and the digest of the text."""
-    names, parts = [], {True: bytearray(), False: bytearray()}
-    for place, folders, inside in os.walk(folder):
-        folders[:] = set(folders) - NO_TEXT
-        names += [Path(place, name).relative_to(folder).as_posix() for name in inside]
-    for name in sorted(name for name in names if name.endswith((".py", ".md", ".rst", ".txt"))):
-        parts[zlib.crc32(name.encode()) % 20 == 0] += b"\0" + (folder / name).read_bytes()
-    if min(map(len, parts.values())) <= context:
-        raise SystemExit(f"{folder} has too little text: {len(parts[False])} bytes, and {len(parts[True])} held out")
-    held_out, train = (np.lib.stride_tricks.sliding_window_view(part, context + 1) for part in parts.values())
-    return train, held_out, f"{zlib.crc32(parts[False] + parts[True]):08x}"
-
-
-def drawn(windows: np.ndarray, size: int, *seed: int) -> Tensor:
-    """Return a batch of windows drawn at random: always the same for a seed, such as a step and a rank."""
-    return torch.from_numpy(windows[np.random.default_rng(seed).integers(len(windows), size=size)])
-
-
-def rotated(x: Tensor) -> Tensor:
-    """Turn pairs of values by angles that grow with the position (Su et al. 2021, "RoFormer", arXiv:2104.09864)."""
-    rates = 10000.0 ** -torch.arange(0, 1, 2 / x.shape[-1], device=x.device)
-    angles = torch.outer(torch.arange(x.shape[-2], device=x.device), rates)
-    (a, b), cos, sin = x.chunk(2, -1), angles.cos(), angles.sin()
-    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
-
-
-class Block(nn.Module):
-    """Attention to earlier bytes, then a network of two layers; each adds to its input."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads, self.norm_1, self.norm_2 = heads, nn.RMSNorm(width), nn.RMSNorm(width)
-        self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
-        self.up, self.down = nn.Linear(width, 4 * width, bias=False), nn.Linear(4 * width, width, bias=False)
-        for last in (self.out, self.down):
-            nn.init.zeros_(last.weight)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, length, width) to the same."""
-        y = self.norm_1(x)
-        q, k, v = (f(y).unflatten(-1, (self.heads, -1)).transpose(1, 2) for f in (self.query, self.key, self.value))
-        y = scaled_dot_product_attention(rotated(q), rotated(k), v, is_causal=True)
-        x = x + self.out(y.transpose(1, 2).flatten(2))
-        return x + self.down(relu(self.up(self.norm_2(x))).square())
-
-
-class GPT(nn.Module):
-    """A transformer over bytes, whose last layer is its table of embeddings."""
-
-    def __init__(self, layers: int, width: int, heads: int) -> None:
-        super().__init__()
-        self.embed = nn.Embedding(256, width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)), nn.RMSNorm(width))
-        nn.init.normal_(self.embed.weight, std=0.02)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the scores (batch, length, 256) of the next bytes."""
-        return linear(self.blocks(self.embed(x)), self.embed.weight)
-
-
-def loss_of(model: nn.Module, windows: Tensor) -> Tensor:
-    """Return the mean loss of predicting a byte, in nats; on GPUs in bf16 where autocast finds it safe."""
-    windows = windows.to(next(model.parameters()).device, torch.long)
-    with torch.autocast(windows.device.type, torch.bfloat16, enabled=windows.is_cuda):
-        return cross_entropy(model(windows[:, :-1]).flatten(0, 1), windows[:, 1:].flatten())
-
-
-@torch.no_grad()
-def bits_per_byte(model: nn.Module, windows: np.ndarray, comm: bk.Comm, count: int = 128) -> float:
-    """Return the loss on `count` of the windows, of which each rank computes a part. Collective."""
-    chosen = np.linspace(0, len(windows) - 1, count).astype(int)[comm.rank :: comm.size]
-    nats = sum(loss_of(model, part).item() * len(part) for part in torch.from_numpy(windows[chosen]).split(8))
-    return float(sum(comm.gather_objects(nats)) / count / np.log(2))
 
 
 @torch.no_grad()
@@ -116,14 +39,6 @@ def sample(model: nn.Module, context: int, start: str = "def ", length: int = 40
         scores = model(text[:, -context:].to(next(model.parameters()).device))[0, -1].float().cpu()
         text = torch.cat([text, (scores / temperature).softmax(0).multinomial(1, generator=random)[None]], 1)
     return bytes(text[0].tolist()).decode(errors="replace")
-
-
-def optimizers_of(model: GPT, name: str, lr: float) -> list[Optimizer]:
-    """Return the optimizer of a name; Muon steps the matrices of the blocks and nothing else, and AdamW the rest."""
-    matrices = [p for p in model.blocks.parameters() if p.dim() == 2] if name == "muon" else []
-    others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
-    first = SGD(others, lr) if name == "sgd" else AdamW(others, lr, betas=(0.9, 0.95))
-    return [first, Muon(matrices, lr, adjust_lr_fn="match_rms_adamw")] if matrices else [first]
 
 
 def save(folder: Path, state: dict, comm: bk.Comm) -> None:
@@ -150,7 +65,10 @@ def load(folder: Path, run: dict[str, str], comm: bk.Comm) -> dict:
 
 def train(options: argparse.Namespace, comm: bk.Comm, device: torch.device) -> tuple[GPT, list[tuple]]:
     """Return the model with the mean of all ranks' weights, and (step, seconds, bits per byte) of each validation."""
-    windows, held_out, digest = read(options.text, options.context)
+    try:
+        windows, held_out, digest = read(options.text, options.context)
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
     if len(set(comm.gather_objects(digest))) > 1:
         raise SystemExit("the ranks have different texts: give all machines the same Python, or the same --text")
     facts = vars(options) | {"text": digest, "ranks": comm.size}
@@ -178,7 +96,9 @@ def train(options: argparse.Namespace, comm: bk.Comm, device: torch.device) -> t
                 seconds = max(comm.gather_objects(seconds))
                 mean = copy.deepcopy(model)
                 bk.primitives.mean_([p.data for p in mean.parameters()], comm)
-                losses.append((step, seconds, bits_per_byte(mean, held_out, comm)))
+                losses.append(
+                    (step, seconds, fmean(comm.gather_objects(bits_per_byte(mean, held_out, comm.rank, comm.size))))
+                )
                 if comm.rank == 0:
                     tqdm.write(f"step {step}, {seconds:.1f} s: {losses[-1][2]:.4f} bits per byte, text {digest}")
                 if options.folder:
@@ -192,22 +112,25 @@ def train(options: argparse.Namespace, comm: bk.Comm, device: torch.device) -> t
     return model, losses
 
 
-def algorithm(expression: str) -> tuple[bk.Rule, ...]:
-    """Return the rules that an expression makes of the names of baguakit."""
-    rooms = (bk, bk.algorithms, bk.stages, bk.compressors, bk.topology)
-    names = {name: getattr(room, name) for room in rooms for name in room.__all__}
+def algorithm(text: str) -> tuple[bk.Rule, ...]:
+    """Return the rules of "module:name" or of an expression of the names of baguakit."""
     try:
-        return bk.rules.rules_of(eval(expression, {"bk": bk, "torch": torch, **names}))
-    except Exception as error:
-        raise argparse.ArgumentTypeError(f"{expression} is no algorithm: {error}") from error
+        return names.algorithm(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
     """Return the command line's options, checked."""
     parser = argparse.ArgumentParser(description="Train a byte-level language model on Python's own library.")
     add = parser.add_argument
-    add("--algorithm", type=algorithm, default="gradient_allreduce()", help="an expression (%(default)s)")
-    add("--optimizer", choices=("adamw", "muon", "sgd"), default="adamw", help="sgd for qadam (%(default)s)")
+    add(
+        "--algorithm",
+        type=algorithm,
+        default="gradient_allreduce()",
+        help="an expression, or MODULE:NAME (%(default)s)",
+    )
+    add("--optimizer", choices=OPTIMIZERS, default="adamw", help="sgd for qadam (%(default)s)")
     add("--text", type=Path, default=Path(sysconfig.get_path("stdlib")), help="a folder of text (%(default)s)")
     add("--folder", type=Path, help="of the checkpoints of all ranks; none are written without it")
     add("--steps", type=int, default=2000, help="in all (%(default)s)")

@@ -151,7 +151,7 @@ def rate(cuda: bool, flows: int, values: int) -> dict[str, Any]:
     import torch
 
     import baguakit as bk
-    from baguakit.command.pacing import at, cap, connections
+    from baguakit.compare.pacing import at, cap, connections
 
     comm = bk.Comm(flows=1 if cuda else flows)
     x, rank = torch.full((values,), comm.rank + 1.0, device="cuda" if cuda else "cpu"), comm.rank

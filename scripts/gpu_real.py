@@ -3,7 +3,7 @@
     python scripts/gpu_real.py FACTS [--cpu] [--seconds 280] [--rates 1gbit 10gbit 100mbit] [--values small] [--staged]
 
 Four ranks train in bf16 autocast on the bytes of Python's own library, each sending over NCCL's sockets, which are
-paced (see `baguakit.command.pacing`). A cell is one contender at one rate: a first step, and three that are timed. None
+paced (see `baguakit.compare.pacing`). A cell is one contender at one rate: a first step, and three that are timed. None
 trains to a loss. A cell is written when it ends, and none is begun that its bytes say would not end in time. DiLoCo
 exchanges every second step, and both kinds of steps are timed: "every 500" is their sum in those shares.
 
@@ -44,7 +44,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--values", choices=("full", "small"), default="full")
     parser.add_argument("--staged", action="store_true", help="by gloo, through the memory of the host")
     asked = parser.parse_args(words)
-    from baguakit.command.pacing import bits_per_second
+    from baguakit.compare.pacing import bits_per_second
     from baguakit.ranks import Ranks
 
     until = time.monotonic() + asked.seconds
@@ -134,7 +134,7 @@ def timed(name: str, rate: float) -> dict[str, Any]:
     from torch.distributed.device_mesh import init_device_mesh
 
     import baguakit as bk
-    from baguakit.command.pacing import Pacer
+    from baguakit.compare.pacing import Pacer
 
     model, device, shape = KEPT["model"], KEPT["device"], KEPT["shape"]
     optimizer, forward, held = torch.optim.AdamW(model.parameters(), 3e-4), model, None

@@ -34,8 +34,8 @@ FLOORS = [
 LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 # Beside the floors: a wing may use them up to the algorithms, and no floor may use a wing.
 WINGS = {"data", "net", "pictures", "ranks", "tune"}
-# Above all of them, and known to none: the command, the store, and the module that `python -m baguakit` runs.
-TOP = ({"command", "store"}, {"__main__"})
+# Above all of them: comparisons, the store, the command, and the module that `python -m baguakit` runs.
+TOP = ({"compare", "store"}, {"command"}, {"__main__"})
 TOPMOST = {room: level for level, rooms in enumerate(TOP) for room in rooms}
 # Who may speak to torch.distributed: the door; what gives it hooks; and what makes processes that have a group.
 DISTRIBUTED = {
@@ -48,6 +48,7 @@ DISTRIBUTED = {
     "backend",
     "ranks",
     "command",
+    "compare",
     "elastic",
     "store",
 }

@@ -2,13 +2,14 @@
 
     baguakit doctor                 # what will run on this machine, and how to fix the rest; `--bench` measures kernels
     baguakit demo --rate 100mbit    # ranks of this machine train as over a slow network
+    baguakit compare mine:rule      # seconds and bytes to DDP's loss, of your algorithm and others
     baguakit net build              # the NCCL plugin; `net measure` measures a link
 
     torchrun --standalone --nproc_per_node=4 -m baguakit probe                    # the network between the ranks
     torchrun --standalone --nproc_per_node=4 -m baguakit plan train:make_model    # the step time of each algorithm
 
-Files: `tuning` has `probe` and `plan`, `speed` measures kernels, `pacing` slows sockets down, `ranks` starts ranks or
-joins the ranks of torchrun, and `screen` prints tables. `import baguakit` does not import them.
+Files: `tuning` has `probe` and `plan`, `speed` measures kernels, `ranks` starts ranks or joins the ranks of torchrun,
+and `screen` prints tables. `import baguakit` does not import them.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from typing import Any
 
 from ..net import __main__ as net
 from ..ranks import RankError
-from . import demo, doctor, tuning
+from . import compare, demo, doctor, tuning
 from .ranks import leads
 from .screen import Refusal
 
@@ -42,6 +43,7 @@ SUBCOMMANDS = (
     ("probe", "measure the network between the ranks of torchrun", tuning.fill_probe),
     ("plan", "predict a training step with each algorithm, for your model", tuning.fill_plan),
     ("demo", "train on this machine as over a slow network", demo.fill),
+    ("compare", "compare algorithms, also yours, by seconds to the same loss", compare.fill),
     ("net", "build the NCCL plugin, or measure the link between two machines", net.fill),
 )
 

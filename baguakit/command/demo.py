@@ -4,11 +4,9 @@ Rank r of n sees printed digits d with d mod n = r, with noise added.
 """
 
 import argparse
-import copy
 import importlib.util
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,13 +19,13 @@ from torch.nn.functional import cross_entropy
 
 from .. import algorithms
 from ..arguments import integer
-from ..attach import attach
 from ..comm import Comm
-from ..pictures import blank, line_style, set_frame
-from ..primitives import mean_
-from ..rules import Algorithm, hierarchical
-from ..topology import Exponential, OnePeerExact
-from .pacing import Pacer, bits_per_second, check_rates, measured, written
+from ..compare import page
+from ..compare.contenders import Contender, contender
+from ..compare.pacing import Pacer, bits_per_second, check_rates, measured, written
+from ..compare.tasks import Task, Training
+from ..compare.training import train
+from ..pictures import blank, set_frame
 from .ranks import crew, leads
 from .screen import Refusal, Table, say
 
@@ -61,80 +59,67 @@ FONT = """
 """
 
 
-@dataclass(frozen=True)
-class Contender:
-    """An algorithm, with the hyperparameters that the demo trains with."""
-
-    name: str  # the name of a function in `bk.algorithms`, and after a comma the variant
-    algorithm: Algorithm
-    lr: float = 0.05  # at the beginning; it falls to zero linearly
-    momentum: float = 0.9  # of the optimizer; 0 where the algorithm has its own
-    reaches: float = 0.9  # the test accuracy that it must reach
-    needs_nodes: bool = False  # whether its ranks are divided into nodes of two
-    telling: bool = False  # whether it is run by default and drawn
-
-    @property
-    def family(self) -> str:
-        """Return the name without the variant."""
-        return self.name.split(",")[0]
+def family(name: str) -> str:
+    """Return the name of an algorithm without its variant."""
+    return name.split(",")[0]
 
 
-@dataclass(frozen=True)
-class Result:
-    """The results of a training; `contender` is the name of its `Contender`."""
-
-    contender: str
-    alone: float  # the test accuracy of a rank's own network, the mean over ranks
-    merged: float  # the test accuracy of the mean of the networks
-    sent: float  # bytes that this rank sent in a step
-    between_nodes: float  # bytes of `sent` that left its node
-    seconds: float  # of a step, the mean
-    curve: tuple[tuple[float, float, float], ...]  # (bytes sent, seconds spent, loss of the mean of the networks)
-
-
-ALONE = Contender("no communication", algorithms.local_sgd(every=10**9), reaches=0)
-BASE = Contender("gradient_allreduce", algorithms.gradient_allreduce(), reaches=0.97, telling=True)
-CONTENDERS: tuple[Contender, ...] = (
-    ALONE,
-    BASE,
-    Contender("bytegrad", algorithms.bytegrad(), telling=True),
-    Contender("bytegrad, error feedback", algorithms.bytegrad(error_feedback=True)),
-    Contender("bytegrad, hierarchical", hierarchical(algorithms.bytegrad()), needs_nodes=True),
-    Contender("power_sgd", algorithms.power_sgd(rank=4), telling=True),
-    Contender("top_k", algorithms.top_k(ratio=0.01)),
-    Contender("qadam", algorithms.qadam(warmup_steps=40), lr=0.002, momentum=0),
-    Contender("decoupled_momentum", algorithms.decoupled_momentum(), lr=0.005, momentum=0),
-    Contender("signum", algorithms.signum(), lr=0.01, momentum=0),
-    Contender("lion_vote", algorithms.lion_vote(), lr=0.01, momentum=0),
-    Contender("decentralized, AWC", algorithms.decentralized(order="awc")),
-    Contender("decentralized, ATC", algorithms.decentralized(order="atc")),
-    Contender("choco", algorithms.choco()),
-    Contender("choco, one peer", algorithms.choco(OnePeerExact(), gamma=1.0), telling=True),
-    Contender("quasi_global_momentum", algorithms.quasi_global_momentum(), momentum=0),
-    Contender("push_sum", algorithms.push_sum(Exponential())),
-    Contender("local_sgd", algorithms.local_sgd(every=8), telling=True),
-    Contender("diloco", algorithms.diloco(every=10), telling=True),
+ALONE, BASE, BY_NODE = "no communication", "gradient_allreduce", "bytegrad, hierarchical"
+TELLING = (BASE, "bytegrad", "power_sgd", "choco, one peer", "local_sgd", "diloco")  # run by default and drawn
+REACHES = {ALONE: 0.0, BASE: 0.97}  # the test accuracy, at the least; 0.9 for the others
+LR = 0.05  # at the beginning; it falls to zero linearly
+OPTIMIZERS = {
+    "qadam": 0.002,
+    "decoupled_momentum": 0.005,
+    "signum": 0.01,
+    "lion_vote": 0.01,
+    "quasi_global_momentum": LR,
+}
+EXPRESSIONS = {
+    ALONE: "local_sgd(every=10**9)",
+    BASE: "gradient_allreduce()",
+    "bytegrad": "bytegrad()",
+    "bytegrad, error feedback": "bytegrad(error_feedback=True)",
+    BY_NODE: "hierarchical(bytegrad())",
+    "power_sgd": "power_sgd(rank=4)",
+    "top_k": "top_k(ratio=0.01)",
+    "qadam": "qadam(warmup_steps=40)",
+    "decoupled_momentum": "decoupled_momentum()",
+    "signum": "signum()",
+    "lion_vote": "lion_vote()",
+    "decentralized, AWC": 'decentralized(order="awc")',
+    "decentralized, ATC": 'decentralized(order="atc")',
+    "choco": "choco()",
+    "choco, one peer": "choco(OnePeerExact(), gamma=1.0)",
+    "quasi_global_momentum": "quasi_global_momentum()",
+    "push_sum": "push_sum(Exponential())",
+    "local_sgd": "local_sgd(every=8)",
+    "diloco": "diloco(every=10)",
+}
+OTHERS = set(algorithms.__all__) - {"async_model_average", *(family(name) for name in EXPRESSIONS)}
+CONTENDERS = tuple(
+    Contender(name, expression, "sgd" if name in OPTIMIZERS else "momentum", OPTIMIZERS.get(name, LR))
+    for name, expression in [*EXPRESSIONS.items(), *((name, f"{name}()") for name in sorted(OTHERS))]
 )
-OTHERS = set(algorithms.__all__) - {"async_model_average", *(each.family for each in CONTENDERS)}
-CONTENDERS += tuple(Contender(name, getattr(algorithms, name)()) for name in sorted(OTHERS))
-BY_NAME = {each.name: each for each in CONTENDERS}
 
 
 def chosen(name: str | None, every: bool, ranks: int) -> Sequence[Contender]:
     """Return the contenders to run: all, if `every`; if `name`, two baselines and its variants; else the default."""
-    able = [each for each in CONTENDERS if has_nodes(ranks) or not each.needs_nodes]
+    able = [each for each in CONTENDERS if has_nodes(ranks) or each.name != BY_NODE]
     if name is None:
-        return [each for each in able if every or each.telling or each is ALONE]
-    if name not in {known for each in able for known in (each.name, each.family)}:
-        names = ", ".join(dict.fromkeys(each.family for each in able if each is not ALONE))
-        raise Refusal(f"there is no algorithm called {name!r} for {ranks} ranks; choose one of: {names}")
-    return [each for each in able if each in (ALONE, BASE) or name in (each.name, each.family)]
+        return [each for each in able if every or each.name in (ALONE, *TELLING)]
+    found = [each for each in able if name in (each.name, family(each.name))]
+    try:
+        found = found or [replace(contender(name), name=name, optimizer="momentum", lr=LR)]
+    except ValueError as error:
+        raise Refusal(str(error)) from None
+    return list(dict.fromkeys([*CONTENDERS[:2], *found]))
 
 
-def over(result: Result, bits: float) -> Result:
+def over(result: Mapping[str, Any], bits: float) -> dict[str, Any]:
     """Return `result` with the times that it would have over a network of `bits` bits per second, without overlap."""
-    curve = tuple((sent, seconds + sent * 8 / bits, loss) for sent, seconds, loss in result.curve)
-    return replace(result, seconds=result.seconds + result.sent * 8 / bits, curve=curve)
+    course = [(sent, spent + sent * 8 / bits) for sent, spent in result["course"]]
+    return {**result, "step": result["step"] + result["bytes"] * 8 / bits, "course": course}
 
 
 def columns(rate: str, how: str) -> dict[str, str]:
@@ -143,14 +128,18 @@ def columns(rate: str, how: str) -> dict[str, str]:
     return {"algorithm": "<27"} | measures | {f"a step at\n{rate}\n{how}": ">9", "faster": ">6"}
 
 
-def row(result: Result, base: Result | None) -> list[str]:
+def row(name: str, result: Mapping[str, Any], base: Mapping[str, Any] | None) -> list[str]:
     """Return the table cells of a result, compared with `base`, the result of an all-reduce; None: not compared."""
     share, speed = "", ""
     if base is not None:
-        share, speed = f"{result.sent / base.sent:.3f}", f"{base.seconds / result.seconds:.1f} ×"
-    sent, step = f"{result.sent / 1000:,.1f} kB", f"{result.seconds * 1e3:,.1f} ms"
-    accuracy = result.merged if result.sent else result.alone  # as the average itself would be communication
-    return [result.contender, f"{accuracy:.1%}", sent, share, step, speed]
+        share, speed = f"{result['bytes'] / base['bytes']:.3f}", f"{base['step'] / result['step']:.1f} ×"
+    sent, step = f"{result['bytes'] / 1000:,.1f} kB", f"{result['step'] * 1e3:,.1f} ms"
+    return [name, f"{accuracy(result):.1%}", sent, share, step, speed]
+
+
+def accuracy(result: Mapping[str, Any]) -> float:
+    """Return the accuracy of the mean of the networks; without communication, the mean over the ranks of their own."""
+    return float((result["scores"] if result["bytes"] else result["alone"])["accuracy"])
 
 
 MEASURED = "A step at {rate} is measured, with every rank kept below {rate}."
@@ -166,39 +155,38 @@ sent         by a rank; "of all-reduce" is the ratio to gradient_allreduce
 faster       than gradient_allreduce"""
 
 
-def draw(results: Sequence[Result], rate: str, how: str, ranks: int, path: Path) -> None:
+def draw(results: Mapping[str, Any], rate: str, how: str, ranks: int, path: Path) -> None:
     """Draw the loss of the first six results that communicate, the default contenders first; save the picture."""
-    telling = sorted(results, key=lambda result: not BY_NAME[result.contender].telling)
+    names = sorted((name for name in results if results[name]["bytes"]), key=lambda name: name not in TELLING)[:MOST]
     figure = blank(8, 4.2)
     axes = figure.subplots()
-    for i, each in enumerate([each for each in telling if each.sent][:MOST]):
-        _, times, losses = zip(*each.curve, strict=True)
-        axes.plot(times, losses, label=each.contender, **line_style(i))
-    axes.set(xscale="log", yscale="log", ylabel="test loss of the mean of the networks")
+    both = {name: zip(results[name]["course"], results[name]["losses"], strict=True) for name in names}
+    page.panel(axes, {name: [(spent, loss) for (_, spent), (_, loss) in both[name]] for name in names})
+    axes.set(yscale="log", ylabel="test loss of the mean of the networks")
     axes.set_xlabel(f"seconds of training at {rate}, {how}" + " from measured bytes" * (how == "computed"))
     axes.set_title(f"Printed digits on {ranks} ranks, rank r sees those with d mod {ranks} = r", fontsize="medium")
-    axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:g}")
     set_frame(axes, "right center", fontsize=9)
     figure.savefig(path, dpi=150)
 
 
-def broken_claims(results: Sequence[Result], ranks: int, complete: bool) -> list[str]:
-    """Return the claims of the demo that the results contradict, as sentences.
+def broken_claims(results: Mapping[str, Any], ranks: int, complete: bool) -> list[str]:
+    """Return the claims of the demo that the results, by contender, contradict, as sentences.
 
     Without `complete`, check only that ranks cannot learn alone: the other claims hold for the default options only.
     """
-    found, broken = {result.contender: result for result in results}, []
+    broken = []
     most = (-(-10 // ranks) + 1) / 10  # a rank has at most ⌈10 / n⌉ of ten digits; 1 / 10 is added for luck
-    if (alone := found[ALONE.name].alone) > most:
+    if (alone := results[ALONE]["alone"]["accuracy"]) > most:
         broken.append(
             f"without communication {alone:.1%} of the images were read, more than {most:.0%}: the task shows nothing "
             "about communication"
         )
-    for name, result in found.items() if complete else ():
-        if result.merged < (least := BY_NAME[name].reaches):
-            broken.append(f"{name} reads {result.merged:.1%} of the images and should read {least:.0%}")
-        if name == "bytegrad" and (ratio := result.sent / found[BASE.name].sent) > 0.27:
+    for name, result in results.items() if complete else ():
+        least = REACHES.get(name, 0.9 if name in EXPRESSIONS else 0.0)
+        if (read := result["scores"]["accuracy"]) < least:
+            broken.append(f"{name} reads {read:.1%} of the images and should read {least:.0%}")
+        if name == "bytegrad" and (ratio := result["bytes"] / results[BASE]["bytes"]) > 0.27:
             broken.append(f"bytegrad sends {ratio:.1%} of the bytes of gradient_allreduce, more than 27%")
     return broken
 
@@ -211,7 +199,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=STEPS, metavar="N", help="for each algorithm (%(default)s)")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="run every algorithm; the default is the six that say most")
-    which.add_argument("--algorithm", metavar="NAME", help="run this one, beside gradient_allreduce")
+    which.add_argument("--algorithm", metavar="NAME", help="run this one, or MODULE:NAME, beside gradient_allreduce")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="of weights and batches (%(default)s)")
     parser.add_argument("--out", type=Path, metavar="FILE.png", help="draw the loss by time; needs matplotlib")
     parser.set_defaults(run=run)
@@ -231,16 +219,16 @@ def run(options: argparse.Namespace) -> int:
             say(check_rates(bits, *rates))
         say()
         rate, how = written(bits), "computed" if rates is None else "measured"
-        results: list[Result] = []
+        results: dict[str, Any] = {}
         table = Table(columns(rate, how))
-        for contender in contenders:
-            result = everywhere(train, contender, options.steps, options.seed)[0]
-            results.append(over(result, bits) if rates is None else result)
-            table.row(*row(results[-1], results[1] if len(results) > 1 else None))  # the second is BASE
+        for each in contenders:
+            result = everywhere(trained, each, options.steps, options.seed)[0]
+            results[each.name] = over(result, bits) if rates is None else result
+            table.row(*row(each.name, results[each.name], results.get(BASE)))
         say(f"{LEGEND}\n\n{(COMPUTED if rates is None else MEASURED).format(rate=rate)}")
-        for result in results:
-            if result.between_nodes:
-                say(f"{result.contender}: {result.between_nodes / 1000:,.1f} kB of a step go from node to node.")
+        for name, result in results.items():
+            if result["between"]:
+                say(f"{name}: {result['between'] / 1000:,.1f} kB of a step go from node to node.")
         if not leads():
             return 0
         if options.out is not None:
@@ -271,6 +259,34 @@ def check(options: argparse.Namespace) -> int:
 
 
 # The task: the images, the network, and the training on one rank
+
+
+@dataclass(frozen=True)
+class Reading(Task):
+    """Reading digits, of which each rank sees some only."""
+
+    def begin(self, seed: int, rank: int, ranks: int) -> Training:
+        """Return the training of this rank, on its GPU if the ranks have NCCL."""
+        digits = Digits(rank, ranks, device_of_rank())
+        batches = digits.batches(seed)
+
+        def loss(model: nn.Module, step: int) -> Tensor:
+            images, labels = next(batches)
+            return cross_entropy(model(images), labels)
+
+        def validate(model: nn.Module) -> dict[str, float]:
+            lost, right = evaluate(model, digits)
+            return {"loss": lost, "accuracy": float(right)}
+
+        return Training(network(seed).to(device_of_rank()), loss, validate)
+
+    def rate(self, lr: float, step: int, steps: int) -> float:
+        """Return the learning rate of a step."""
+        return lr * (1 - (step - 1) / steps)
+
+    def validates(self, step: int, steps: int) -> bool:
+        """Return whether a step is one of about twenty, evenly spaced on a logarithmic axis."""
+        return step in {round(steps ** (i / POINTS)) for i in range(POINTS + 1)}
 
 
 def drawn(count: int, seed: int) -> tuple[Tensor, Tensor]:
@@ -322,17 +338,22 @@ def evaluate(model: nn.Module, digits: Digits) -> tuple[float, Tensor]:
     return float(cross_entropy(read, labels)), (read.argmax(1) == labels).float().mean()
 
 
+def device_of_rank() -> torch.device:
+    """Return the GPU of this rank if the default group is NCCL's, else the CPU."""
+    return torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+
+
 def prepare(kept: dict[str, Any], rate: float | None) -> tuple[str, tuple[float, float] | None]:
-    """Put a communicator and the data into `kept`; limit this rank to `rate` bytes per second from now on. Collective.
+    """Put a communicator into `kept`; limit this rank to `rate` bytes per second from now on. Collective.
 
     Return where the ranks train, in words, and the measured rates (see `measured`; None without `rate`).
     """
-    device = torch.device("cuda", torch.cuda.current_device()) if dist.get_backend() == "nccl" else torch.device("cpu")
+    device = device_of_rank()
     torch.set_num_threads(1)  # ranks share the cores
     comm = Comm()
     if has_nodes(comm.size):
         comm = Comm(mesh=init_device_mesh(device.type, (comm.size // 2, 2), mesh_dim_names=("inter", "intra")))
-    kept.update(comm=comm, digits=Digits(comm.rank, comm.size, device))
+    kept["comm"] = comm
     place = "on the CPU, over gloo" if device.type == "cpu" else "a GPU each, over NCCL"
     if rate is None:
         return place, None
@@ -340,41 +361,9 @@ def prepare(kept: dict[str, Any], rate: float | None) -> tuple[str, tuple[float,
     return place, measured(comm, rate)
 
 
-def train(kept: dict[str, Any], contender: Contender, steps: int, seed: int) -> Result:
-    """Train a new network, with the weights and batches that `seed` gives; return the result. Collective.
-
-    The time of copying the network for `Result.curve` is not counted.
-    """
-    comm, digits = kept["comm"], kept["digits"]
-    model = network(seed).to(digits.train[0].device)
-    optimizer = torch.optim.SGD(model.parameters(), lr=contender.lr, momentum=contender.momentum)
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1, 0, steps)
-    moments = {round(steps ** (i / POINTS)) for i in range(POINTS + 1)}  # evenly spaced on a logarithmic axis
-    batches, spent, snapshots = digits.batches(seed), 0.0, []
-    attachment = attach(model, optimizer, contender.algorithm, comm=comm)
-    comm.gather_objects(None)  # from here on all ranks train
-    for step in range(1, steps + 1):
-        began = time.perf_counter()
-        images, labels = next(batches)
-        optimizer.zero_grad()
-        cross_entropy(model(images), labels).backward()
-        optimizer.step()
-        schedule.step()
-        spent += time.perf_counter() - began
-        if step in moments:  # evaluated after training: an average now would make fast ranks wait
-            snapshots.append((attachment.report().bytes_sent, spent, copy.deepcopy(model)))
-    report = attachment.report()
-    seconds = max(comm.gather_objects(spent)) / steps
-    alone = float(mean_(evaluate(model, digits)[1], comm))
-    attachment.merge()
-    attachment.detach()
-    curve = []
-    for sent, passed, then in snapshots:
-        mean_([p.data for p in then.parameters()], comm)
-        curve.append((sent, passed, evaluate(then, digits)[0]))
-    between_nodes = sum(row.bytes.get("inter", 0) for row in report.rows) / steps
-    merged = float(evaluate(model, digits)[1])
-    return Result(contender.name, alone, merged, report.bytes_per_step, between_nodes, seconds, tuple(curve))
+def trained(kept: dict[str, Any], each: Contender, steps: int, seed: int) -> dict[str, Any]:
+    """Train a new network, with the weights and batches that `seed` gives; return the result. Collective."""
+    return train(each, Reading(), seed, each.lr or LR, steps, kept["comm"])
 
 
 def has_nodes(ranks: int) -> bool:

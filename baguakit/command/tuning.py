@@ -1,8 +1,6 @@
 """The subcommands `probe` and `plan`, which run on the ranks of torchrun."""
 
 import argparse
-import importlib
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -14,6 +12,7 @@ from torch import nn
 from .. import algorithms
 from ..comm import Comm
 from ..comm.groups import on_all
+from ..compare.names import algorithm, called, named, split
 from ..rules import Algorithm
 from ..tune import Network, plan, probe
 from ..tune.planning import by_nodes, compressors_in, every
@@ -63,7 +62,7 @@ def fill_plan(parser: argparse.ArgumentParser) -> None:
         "--algorithms",
         type=algorithms_of,
         metavar="NAMES",
-        help="functions of bk.algorithms, in order of preference; all, of which one that keeps the loss is picked",
+        help="names, expressions or MODULE:NAME, in order of preference; all, of which one keeps the loss",
     )
     fill(parser, "plan train:make_model", run_plan)
 
@@ -135,43 +134,26 @@ def measured(options: argparse.Namespace, comm: Comm, **more: Any) -> Network:
 
 def model_of(place: str) -> nn.Module:
     """Call the function at "module:function" and return its model; raise a Refusal if that fails."""
-    module_name, colon, name = place.partition(":")
-    if not (module_name and colon and name):
-        raise Refusal(f"the model is given as module:function, such as train:make_model, not {place!r}")
-    if os.getcwd() not in sys.path:  # `python -m` adds it, and the console script does not
-        sys.path.insert(0, os.getcwd())
     try:
-        function = getattr(importlib.import_module(module_name), name, None)
-    except ModuleNotFoundError as error:
-        missing = f"there is no module {error.name}"
-        raise Refusal(f"cannot import {module_name} for {place}: {missing}; start in its folder") from error
-    except Exception as error:
-        raise Refusal(f"importing {module_name} for {place} raises {type(error).__name__}: {error}") from error
-    if function is None:
-        raise Refusal(f"the module {module_name} has no {name}, which {place} names")
-    if not callable(function):
-        raise Refusal(f"{place} is a function that returns the model, not {type(function).__name__}")
-    try:
-        model = function()
-    except Exception as error:
-        raise Refusal(f"{place}() raises {type(error).__name__}: {error}") from error
+        function = named(place, "the model")
+        if not callable(function):
+            raise ValueError(f"{place} is a function that returns the model, not {type(function).__name__}")
+        model = called(function, place)
+    except ValueError as error:
+        raise Refusal(str(error)) from error
     if not isinstance(model, nn.Module):
         raise Refusal(f"{place}() returns the model, a torch.nn.Module, not {type(model).__name__}")
     return model
 
 
 def algorithms_of(names: str) -> dict[Algorithm, str]:
-    """Return {algorithm: its call} for names such as "bytegrad,top_k"; raise a Refusal if a name is invalid."""
-    made: dict[Algorithm, str] = {}
-    for name in map(str.strip, names.split(",")):
-        if name not in algorithms.__all__:
-            raise Refusal(f"--algorithms names functions of bk.algorithms, which are {', '.join(algorithms.__all__)}")
-        try:
-            made[getattr(algorithms, name)()] = f"bk.algorithms.{name}()"
-        except TypeError as error:  # it has required arguments
-            needs = f"--algorithms takes those that work without arguments, and {name} does not: {error}"
-            raise Refusal(needs) from None
-    return made
+    """Return {algorithm: its call} for names such as "bytegrad,train:mine"; raise a Refusal if one is invalid."""
+    try:
+        found = {text: algorithm(text) for text in split(names)}
+    except ValueError as error:
+        raise Refusal(f"--algorithms: {error}") from None
+    calls = {text: f"bk.algorithms.{text}()" if text in algorithms.__all__ else text for text in found}
+    return {rules[0] if len(rules) == 1 else rules: calls[text] for text, rules in found.items()}
 
 
 def numbers(text: str) -> tuple[int, ...]:

@@ -1,12 +1,11 @@
-"""Stages in the hooks of other trainers: `DistributedDataParallel`, FSDP2, Lightning and transformers.
+"""Stages in the hooks of other trainers: `DistributedDataParallel`, FSDP2 and Lightning.
 
-Lightning and transformers are imported at the first use of `interop.lightning.BaguaStrategy` and of
-`interop.transformers.BaguaCallback`, which alone need them.
+Only `interop.lightning.BaguaStrategy` needs Lightning, which is imported at the first use of this strategy.
 """
 
-from . import lightning, transformers
+from . import lightning
 from .data_parallel import ddp
 from .handle import Handle
 from .sharded import fsdp
 
-__all__ = ["Handle", "ddp", "fsdp", "lightning", "transformers"]
+__all__ = ["Handle", "ddp", "fsdp", "lightning"]

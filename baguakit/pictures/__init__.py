@@ -12,6 +12,8 @@ The functions import matplotlib when they are called. They do not use pyplot: sa
 a notebook displays figures after `%matplotlib inline`. Lines differ in colour (Okabe and Ito's), marker and dashes.
 """
 
+import re
+import zlib
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -39,6 +41,18 @@ MARKERS = "osD^v<>P"
 DASHES: tuple[Any, ...] = ("-", "--", "-.", ":", (0, (6, 2)), (0, (3, 1, 1, 1, 1, 1)), (0, (1, 3)), (0, (8, 2, 1, 2)))
 PALE = "#8a8a8a"
 
+# Of algorithms: the most frequent ones have Okabe and Ito's colours, the others some of Tol's and ColorBrewer's.
+ALGORITHMS = {
+    "DDP": "#000000", "no communication": "#7F7F7F", "bytegrad": "#0072B2", "diloco": "#D55E00",
+    "local_sgd": "#E69F00", "power_sgd": "#009E73", "choco": "#CC79A7", "decentralized": "#56B4E9",
+    "MuLoCo": "#882255", "top_k": "#999933", "signum": "#332288", "async_model_average": "#44AA99",
+    "Streaming DiLoCo": "#AA4499", "decoupled_momentum": "#117733", "lion_vote": "#661100", "NoLoCo": "#A6761D",
+    "SparseLoCo": "#E7298A", "low_precision_decentralized": "#6699CC", "qadam": "#7570B3", "push_sum": "#66A61E",
+    "ef21": "#A6CEE3", "hivemind": "#8C6D31", "torchft": "#9C9EDE",
+}  # fmt: skip
+OTHERS = ("#E31A1C", "#1F3FFF", "#00B050", "#B000E0")  # of names that are not listed, such as those of users
+SAME = {"gradient_allreduce": "DDP", "ddp": "DDP", "DeMo": "decoupled_momentum"}
+
 
 def blank(width: float, height: float) -> "Figure":
     """Return an empty figure of `width` by `height` inches.
@@ -58,6 +72,19 @@ def line_style(i: int) -> dict[str, Any]:
     styles = {"color": COLOURS, "marker": MARKERS, "linestyle": DASHES}
     own = {key: values[i % len(values)] for key, values in styles.items()}
     return {**own, "markersize": 4.5, "markerfacecolor": "white", "linewidth": 1.4}
+
+
+def style_of(name: str) -> dict[str, Any]:
+    """Return the colour and dashes of an algorithm, which are the same in every picture of the project.
+
+    The part of the name before a comma or parenthesis gives the colour, and the rest gives the dashes, such as in
+    "bytegrad, 4 bits". A name that is not in `ALGORITHMS` has one of four other colours, by its checksum.
+    """
+    family = re.split(r"[,(]", name)[0]
+    variant, family = name[len(family) :], SAME.get(family, family)
+    colour = ALGORITHMS.get(family, OTHERS[zlib.crc32(family.encode()) % len(OTHERS)])
+    dashes = DASHES[1 + zlib.crc32(variant.encode()) % (len(DASHES) - 1)] if variant not in ("", "()") else "-"
+    return {"color": colour, "linestyle": dashes}
 
 
 def set_frame(axes: "Axes", legend: str = "", **options: Any) -> None:

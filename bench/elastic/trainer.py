@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import baguakit as bk
+from baguakit.compare.names import algorithm
 from baguakit.store.__main__ import main as serve
-from bench.accuracy.training.tasks import example
 from bench.netlab import enter
 
 from .task import BATCH, LR, MOMENTUM, Teacher, network
@@ -39,7 +39,7 @@ def train(say: Any, namespace: Path, environment: Mapping[str, str], endpoint: s
     comm = bk.elastic.join(endpoint, least=cell["least"], keep_alive=cell["keep_alive"])
     say.send(("joined", time.time()))
     changed: list[bk.elastic.Change] = []
-    with bk.attach(model, optimizer, example().algorithm(cell["algorithm"]), comm=comm, **patience) as att:
+    with bk.attach(model, optimizer, algorithm(cell["algorithm"]), comm=comm, **patience) as att:
         att.on_regroup(changed.append)
         att.on_regroup(lambda _: say.send(("change", time.time(), att.step, digest(flat(model)))))
         while True:

@@ -8,8 +8,7 @@ Results are lines of JSON in bench/results; what is there is not measured again,
 was. hivemind and torchft take part where they are installed.
 
     contenders      what is compared, each an expression
-    task            the language model, its text and its validation
-    trajectories    trainings on loopback, and the trials of learning rates
+    trajectories    the comparison (`baguakit.compare`) and its order
     timing          steps on networks
     compose         seconds to a loss: of losses by step and seconds by step
 """

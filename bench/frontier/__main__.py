@@ -20,7 +20,9 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no training after these (losses)")
     options = parser.parse_args(words)
     try:
-        some = [contender(name) for name in options.only] or [each for each in CONTENDERS if each.installed]
+        some = [contender(name) for name in options.only] or [
+            each for each in CONTENDERS if getattr(each, "installed", True)
+        ]
     except ValueError as error:
         parser.error(str(error))
     failed = 0

@@ -1,97 +1,28 @@
-"""Seconds and bytes to a loss: composed from losses by step, on loopback, and seconds by step, on a network."""
+"""Seconds and bytes to a loss on each network: rows of the losses on loopback and of the steps on networks."""
 
 import itertools
 import math
-import statistics
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-from bench.network.table import Table
+from baguakit.compare import compose
+from baguakit.compare.compose import Curve, Row, mean_of, reached
+from baguakit.compare.contenders import DDP, Contender
+from baguakit.compare.table import Table
+from baguakit.compare.trials import best_rate
 
-from .contenders import ALONE, CONTENDERS, DDP, Contender
+from .contenders import ALONE, CONTENDERS
 from .timing import HOSTS, NETWORKS, is_of, timed
-from .trajectories import RANKS, SEEDS, STEPS, best_rate, longest, rates
-from .trajectories import cell as training
+from .trajectories import MADE, SEEDS, with_ranks
 
-Curve = list[tuple[float, float]]  # (steps, or seconds, or bytes; bits per byte)
-SHARES = (0.25, 0.5, 1.0)  # of DDP's steps: its losses there are the targets
-
-
-@dataclass(frozen=True)
-class Row:
-    """A contender on a network.
-
-    Attributes:
-        step, sent: seconds and bytes of a rank in a step.
-        lr: the learning rate that its trials chose.
-        curves: losses by step, of each seed.
-        real: losses by second of a training on this network, where there is one; of free ranks there is nothing else.
-    """
-
-    contender: Contender
-    step: float
-    sent: float
-    lr: float
-    curves: list[Curve] = field(default_factory=list)
-    real: Curve = field(default_factory=list)
-
-    def curve(self) -> Curve:
-        """Return the mean loss over seeds by step, or, of free ranks, the loss by second."""
-        return self.real if self.contender.free else mean_of(self.curves)
-
-    def seconds(self, target: float) -> float:
-        """Return the seconds to a loss; infinity if it was never reached."""
-        return self.step * self.steps(target)
-
-    def half_range(self, target: float) -> float:
-        """Return half the range over seeds of the seconds to a loss; infinity if one of them did not reach it."""
-        steps = [reached(curve, target) for curve in self.curves]
-        return self.step * (max(steps) - min(steps)) / 2 if all(map(math.isfinite, steps)) else math.inf
-
-    def bytes(self, target: float) -> float:
-        """Return the bytes that a rank sends to a loss."""
-        return self.sent * self.steps(target)
-
-    def steps(self, target: float) -> float:
-        """Return the steps to a loss."""
-        found = reached(self.curve(), target)
-        return found / self.step if self.contender.free else found
-
-    def final(self) -> float:
-        """Return the loss after as many steps as DDP takes; of free ranks, that after all of theirs."""
-        return self.real[-1][1] if self.contender.free else at(self.curve(), STEPS)
+# A synchronous peer whose weights are, to rounding, those of an algorithm here: it is timed, and not trained again.
+LIKE = {"hivemind": next(each for each in CONTENDERS if each.name == "local_sgd")}
 
 
-def mean_of(curves: Sequence[Curve]) -> Curve:
-    """Return the mean of curves where all of them have a point, which is to the end of the shortest."""
-    return [
-        (step, statistics.mean(at(curve, step) for curve in curves)) for step, _ in min(curves, key=len, default=[])
-    ]
-
-
-def reached(curve: Curve, target: float) -> float:
-    """Return where a curve, drawn as straight lines from point to point, first is as low as the target."""
-    for (x, y), (later, lower) in itertools.pairwise(curve):
-        if y <= target:
-            return x
-        if lower <= target:
-            return x + (later - x) * (y - target) / (y - lower)
-    return math.inf
-
-
-def at(curve: Curve, x: float) -> float:
-    """Return the loss at a step of the curve; infinity if the training ended before."""
-    return next((loss for step, loss in curve if step == x), math.inf)
-
-
-def curves(losses: Table, chosen: Contender, ranks: int = RANKS) -> list[Curve]:
-    """Return the losses by step of each whole training of a contender, at the learning rate that its trials chose."""
-    tried = rates(losses, chosen)
-    if not tried:
-        return []
-    asked = [training(chosen, ranks, seed, best_rate(tried), longest(chosen)) for seed in SEEDS]
-    return [[(step, loss) for step, loss in losses[each]["losses"]] for each in asked if each in losses]
+def curves(losses: Table, chosen: Contender, ranks: int = HOSTS) -> list[Curve]:
+    """Return the losses by step of a contender's whole trainings, at the learning rate of its trials on four ranks."""
+    cells = [with_ranks(ranks).cell(job) for job in MADE.whole(losses, chosen)]
+    return [[(step, loss) for step, loss in losses[cell]["losses"]] for cell in cells if cell in losses]
 
 
 def rows(losses: Table, timings: Table, network: str, hosts: int = HOSTS) -> list[Row]:
@@ -100,31 +31,22 @@ def rows(losses: Table, timings: Table, network: str, hosts: int = HOSTS) -> lis
     for each in CONTENDERS:
         if each.free:
             whole = [result for asked, result in timings if is_of(asked, each, network, hosts)]
-            found += [Row(each, result["step"], result["sent"], each.lr, [], by_second(result)) for result in whole[:1]]
+            for result in whole[:1]:
+                curve = [(seconds / result["step"], loss) for _, seconds, loss in result["losses"]]
+                found.append(Row(each, result["step"], result["sent"], MADE.lr, [curve]))
             continue
-        asked = timed(each, network, hosts)
-        source = LIKE.get(each.peer, each)
+        asked, source = timed(each, network, hosts), LIKE.get(each.peer, each)
         known = curves(losses, source, hosts)
         if asked in timings and known:
-            result = timings[asked]
-            lr = best_rate(rates(losses, source))
-            found.append(Row(each, result["step"], result["sent"], lr, known))
+            lr = best_rate(MADE.tried_rates(losses, source))
+            found.append(Row(each, timings[asked]["step"], timings[asked]["sent"], lr, known))
     return found
 
 
-# A synchronous peer whose weights are, to rounding, those of an algorithm here: it is timed, and not trained again.
-LIKE = {"hivemind": next(each for each in CONTENDERS if each.name == "local_sgd")}
-
-
-def by_second(result: Mapping[str, Any]) -> Curve:
-    """Return losses by second of a training on a network."""
-    return [(seconds, loss) for _, seconds, loss in result["losses"]]
-
-
-def targets(losses: Table, ranks: int = RANKS) -> list[float]:
+def targets(losses: Table, ranks: int = HOSTS) -> list[float]:
     """Return DDP's losses at some of its steps, the mean over its seeds."""
     known = mean_of(curves(losses, DDP, ranks))
-    return [at(known, round(share * STEPS)) for share in SHARES] if known else []
+    return [compose.at(known, round(share * MADE.steps)) for share in compose.SHARES] if known else []
 
 
 def steps_beside_ddp(losses: Table) -> dict[str, float]:
@@ -137,7 +59,7 @@ def steps_beside_ddp(losses: Table) -> dict[str, float]:
         known = curves(losses, each) if each.algorithm and not each.free else []
         steps = reached(mean_of(known), goals[-1])
         if len(known) == len(SEEDS) and math.isfinite(steps):
-            found[", ".join(map(repr, each.rules()))] = round(steps / STEPS, 3)
+            found[", ".join(map(repr, each.rules()))] = round(steps / MADE.steps, 3)
     return found
 
 
@@ -163,7 +85,7 @@ def place(timings: Table, network: str, hosts: int = HOSTS) -> Place | None:
     return Place(alone / (ddp - alone), ddp / alone)
 
 
-def checks(losses: Table, timings: Table) -> list[tuple[str, str, int, float, float]]:
+def checks(timings: Table) -> list[tuple[str, str, int, float, float]]:
     """Return (contender, network, steps, measured seconds, composed seconds) of trainings on a network itself."""
     found = []
     for each, network in itertools.product(CONTENDERS, NETWORKS):

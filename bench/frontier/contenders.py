@@ -9,63 +9,32 @@ from torch import nn
 from torch.optim import Optimizer
 
 import baguakit as bk
-from bench.accuracy.training.tasks import example
+from baguakit.compare.contenders import DDP, PEERS, Contender
 from bench.network import hivemind_peer
-from bench.network.contenders import WRAPPED
 
 from . import torchft_peer
 
-ADAMW, MUON, SGD = "adamw", "muon", "sgd"
+MUON, SGD = "muon", "sgd"
 LOCAL, OUTER = 8, 30  # steps between averages, of local SGD and of DiLoCo
 
 
 @dataclass(frozen=True)
-class Contender:
-    """A way to train on several hosts.
-
-    Attributes:
-        name: as it stands in tables.
-        algorithm: the expression of `bk.attach`'s rules; "" for a peer.
-        optimizer: "adamw", "muon" or "sgd", of the user.
-        lr: the learning rate of the first trial.
-        peer: a hook of DDP (see `WRAPPED` of bench.network), "hivemind" or "torchft"; "" for an algorithm of ours.
-        period: steps after which the exchange repeats.
-        free: ranks do not wait for each other: the result of a training depends on its network, so each is real.
-    """
-
-    name: str
-    algorithm: str = ""
-    optimizer: str = ADAMW
-    lr: float = 5e-4
-    peer: str = ""
-    period: int = 1
-    free: bool = False
+class Library(Contender):
+    """Another library: `peer` is "hivemind" or "torchft"."""
 
     @property
     def installed(self) -> bool:
-        """Whether it can be measured here; what others have measured of it is shown all the same."""
-        return {"hivemind": hivemind_peer.INSTALLED, "torchft": torchft_peer.INSTALLED}.get(self.peer, True)
-
-    def rules(self) -> Any:
-        """Return the rules of its algorithm."""
-        return example().algorithm(self.algorithm)
+        """Return whether it can be measured here; what others have measured of it is shown all the same."""
+        return hivemind_peer.INSTALLED if self.peer == "hivemind" else torchft_peer.INSTALLED
 
     @contextlib.contextmanager
     def train(
         self, model: nn.Module, optimizers: Sequence[Optimizer], comm: bk.Comm
     ) -> Iterator[tuple[nn.Module, Any]]:
-        """Yield the model to call for the forward pass, and the attachment if there is one. Collective."""
-        if self.peer == "hivemind":
-            with hivemind_peer.averaging(model, optimizers[0], self.period):
-                yield model, None
-        elif self.peer == "torchft":
-            with torchft_peer.diloco(model, optimizers[0], self.period):
-                yield model, None
-        elif self.peer:
-            yield WRAPPED[self.peer](model), None
-        else:
-            with bk.attach(model, optimizers, self.rules(), comm=comm) as attachment:
-                yield model, attachment
+        """Yield the model to call for the forward pass, and None, as there is no attachment. Collective."""
+        averaging = hivemind_peer.averaging if self.peer == "hivemind" else torchft_peer.diloco
+        with averaging(model, optimizers[0], self.period):
+            yield model, None
 
 
 SPARSE = "ErrorFeedback(SparseMean(TopK(1 / 64, values=UInt2())), decay=0.95)"
@@ -75,11 +44,10 @@ STREAMING = "fragments=3, delay=1, mix=0.5, lr=0.4, momentum=0.9, nesterov=True,
 MULOCO = "lr=0.7, momentum=0.6, nesterov=True"
 
 ALONE = Contender("no communication", "local_sgd(every=10**9)")
-DDP = Contender("DDP", peer="none")
 CONTENDERS: tuple[Contender, ...] = (
     DDP,
-    Contender("DDP, bf16 hook", peer="bf16"),
-    Contender("DDP, PowerSGD hook", peer="PowerSGD"),
+    PEERS["bf16_hook"],
+    PEERS["powersgd_hook"],
     Contender("bytegrad", "bytegrad()"),
     Contender("bytegrad, 4 bits", "bytegrad(UInt4(), error_feedback=True)"),
     Contender("bytegrad, one step late", "bytegrad(delay=1)"),
@@ -109,8 +77,8 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender("exact_diffusion", "exact_diffusion()", SGD, lr=0.05),
     Contender("gradient_tracking", "gradient_tracking()", SGD, lr=0.05),
     Contender("async_model_average", "async_model_average()", free=True),
-    Contender("hivemind", peer="hivemind", period=LOCAL),
-    Contender("torchft, DiLoCo", peer="torchft", period=OUTER),
+    Library("hivemind", peer="hivemind", period=LOCAL),
+    Library("torchft, DiLoCo", peer="torchft", period=OUTER),
 )  # fmt: skip
 
 

@@ -1,21 +1,18 @@
 """The page of seconds to a loss: bench/frontier/README.md."""
 
 import json
-import math
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
+from baguakit.compare import page
+from baguakit.compare.compose import SHARES
 from bench.network.page import machine
 from bench.network.table import RESULTS, Table
 
-from . import compose, timing, trajectories
-from .compose import SHARES, Row
-from .contenders import DDP
+from . import compose, timing
 from .picture import PICTURES
-from .task import TASK
 from .timing import HOSTS, NETWORKS
-from .trajectories import MORE, PATH, STEPS
+from .trajectories import MADE, MORE, PATH, TASK
 
 PAGE = Path(__file__).parent / "README.md"
 PLANNED = Path(__file__).parents[2] / "baguakit" / "tune" / "measured.json"
@@ -40,18 +37,13 @@ stands half the range over seeds, – if one of them did not reach the loss. *r*
 a step; the *ceiling* is DDP's step to computation alone, which no exchange can surpass.
 """
 
-HEADER = (
-    "| | lr | ms a step | MB a step | s to {0:.3f} | to {1:.3f} | to {2:.3f} "
-    "| times as fast as DDP | MB to it | loss at {3} |"
-)
-
 
 def write(path: Path = PAGE) -> Path:
     """Write the page from what has been measured, and return its path."""
     losses, timings = Table(PATH), Table(TIMINGS)
-    shares = ", ".join(str(round(share * STEPS)) for share in SHARES)
-    facts = TASK.described() | {"steps": STEPS, "longest": trajectories.LONGEST, "shares": shares}
-    parts = [HEAD.format(**facts, tried=trajectories.TRIED, trials=trajectories.TRIALS)]
+    shares = ", ".join(str(round(share * MADE.steps)) for share in SHARES)
+    facts = TASK.facts() | {"steps": MADE.steps, "longest": MADE.longest, "shares": shares}
+    parts = [HEAD.format(**facts, tried=MADE.tried, trials=MADE.trials)]
     for name, words in PICTURES.items():
         if (picture := RESULTS / f"{name}.png").exists():
             parts.append(f"![{words}]({os.path.relpath(picture, path.parent)})\n")
@@ -59,7 +51,7 @@ def write(path: Path = PAGE) -> Path:
         parts += section(losses, timings, network, HOSTS)
     for network in timing.MORE:
         parts += section(losses, timings, network, MORE)
-    parts += checked(losses, timings)
+    parts += checked(timings)
     if not len(timings):
         parts.append(f"Not timed yet; {len(losses)} trainings are in `bench/results/`.\n")
     parts += ["## Measured on\n", *(f"* {machine(on)}" for on in [*losses.machines, *timings.machines]), ""]
@@ -83,36 +75,12 @@ def section(losses: Table, timings: Table, network: str, hosts: int) -> list[str
     lines = [f"## {network}, {hosts} hosts\n"]
     if here := compose.place(timings, network, hosts):
         lines.append(f"r = {here.r:.2f}; ceiling {here.ceiling:.1f}.\n")
-    lines += [HEADER.format(*goals, STEPS), "|---|---|---|---|---|---|---|---|---|---|"]
-    ddp = next((row.seconds(goals[-1]) for row in found if row.contender == DDP), math.nan)
-    lines += [line(row, goals, ddp) for row in found]
-    return [*lines, ""]
+    return [*lines, *page.table(found, goals, MADE.steps), ""]
 
 
-def line(row: Row, goals: Sequence[float], ddp: float) -> str:
-    """Return a line of a table."""
-    times = [time_to(row, goal) for goal in goals]
-    last = row.seconds(goals[-1])
-    gain = f"{ddp / last:.2f} ×" if math.isfinite(last) else "–"
-    sent = row.bytes(goals[-1]) / 1e6
-    total = f"{sent:,.1f}" if math.isfinite(sent) else "–"
-    final = row.final()
-    ended = f"{final:.3f}" if math.isfinite(final) else "diverged"
-    cells = [row.contender.name, f"{row.lr:g}", f"{row.step * 1e3:.0f}", f"{row.sent / 1e6:.3f}", *times]
-    return "| " + " | ".join([*cells, gain, total, ended]) + " |"
-
-
-def time_to(row: Row, goal: float) -> str:
-    """Return the seconds to a loss and half their range over seeds; a dash for what was never reached."""
-    if not math.isfinite(seconds := row.seconds(goal)):
-        return "–"
-    half = row.half_range(goal) if len(row.curves) > 1 else 0.0
-    return f"{seconds:.0f}" + (f" ± {half:.0f}" if half else "").replace("inf", "–")
-
-
-def checked(losses: Table, timings: Table) -> list[str]:
+def checked(timings: Table) -> list[str]:
     """Return the table of trainings on a network itself, beside their composed times."""
-    found = compose.checks(losses, timings)
+    found = compose.checks(timings)
     if not found:
         return []
     lines = [

@@ -7,12 +7,12 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from baguakit.compare.compose import Row
+from baguakit.compare.contenders import DDP
 from bench.network.panels import COLOURS, GREY, plain, tidy
 from bench.network.table import RESULTS, Table
 
 from . import compose
-from .compose import Row
-from .contenders import DDP
 
 NETWORK = "100 Mb/s"
 PICTURES = {
@@ -61,8 +61,7 @@ def panel(axes: Axes, found: Sequence[Row], names: Sequence[str], of: str, goal:
 
 def course(row: Row, scale: float) -> tuple[list[float], list[float]]:
     """Return steps, times a scale, and the mean loss over seeds."""
-    per = scale / row.step if row.contender.free else scale
-    return [x * per for x, _ in row.curve()], [loss for _, loss in row.curve()]
+    return [x * scale for x, _ in row.curve()], [loss for _, loss in row.curve()]
 
 
 def label(axes: Axes, ends: Sequence[tuple[float, float, str, Any, bool]]) -> None:

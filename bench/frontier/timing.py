@@ -13,13 +13,16 @@ from typing import Any
 import torch.distributed as dist
 
 import baguakit as bk
+from baguakit.compare.contenders import Contender
+from baguakit.compare.table import Table
+from baguakit.compare.tasks import optimizers_of
+from baguakit.compare.training import stepping, validated
+from baguakit.compare.trials import best_rate
 from bench.network.runs import Cell
-from bench.network.table import Table
 from bench.network.train import blocks_of, counted, on_every_host, share
 
-from .contenders import ALONE, Contender, contender
-from .task import TASK
-from .trajectories import AT_MORE, best_rate, rates, set_rate, validated
+from .contenders import ALONE, contender
+from .trajectories import AT_MORE, MADE, TASK
 
 HOSTS, STEPS, WARM_UP = 4, 50, 4
 LEAST_PERIODS = 2
@@ -80,10 +83,10 @@ def cells(some: Sequence[Contender], table: Table) -> list[Cell]:
     found += [timed(each, name, hosts=8) for name in MORE for each in (ALONE, *more)]
     for name, network, steps in REAL:
         for each in some:
-            if each.name == name and (tried := rates(table, each)):
+            if each.name == name and (tried := MADE.tried_rates(table, each)):
                 found.append(cell(each, network, steps=steps, lr=best_rate(tried)))
     free = [each for each in some if each.free]
-    return found + [cell(each, name, lr=each.lr, **FREE) for name in NETWORKS for each in on(name, free)]
+    return found + [cell(each, name, lr=MADE.lr, **FREE) for name in NETWORKS for each in on(name, free)]
 
 
 def on(network: str, some: Sequence[Contender]) -> list[Contender]:
@@ -112,26 +115,24 @@ def measure(asked: Cell) -> dict[str, Any]:
     chosen, comm = contender(asked["contender"]), bk.Comm()
     compute, backward = alone(chosen, comm)
     nap = (SLOWNESS - 1) * backward if asked.get("straggler") and comm.rank == comm.size - 1 else 0.0
-    model = TASK.begin(seed=1)
-    lr = asked.get("lr", chosen.lr)
-    optimizers = TASK.optimizers(model, chosen.optimizer, lr)
+    lr = asked.get("lr", chosen.lr or MADE.lr)
     ends: list[float] = []
     losses: list[tuple[int, float, float]] = []
     whole = "lr" in asked  # a training from beginning to end
 
-    with chosen.train(model, optimizers, comm) as (called, _):
+    with stepping(chosen, TASK, 1, lr, MADE.longest, comm) as (take, training, _):
         first = 1 + (0 if whole else WARM_UP if chosen.period == 1 else chosen.period)
         for step in range(1, first):
-            _step(called, optimizers, lr, step, comm.rank)
+            take(step)
         dist.barrier()
         before, spent, began = counted(), 0.0, time.perf_counter()
         for step in range(first, first + asked.get("steps", 10**9)):
             time.sleep(nap)
-            _step(called, optimizers, lr, step, comm.rank)
+            take(step)
             ends.append(time.perf_counter() - began - spent)
             if whole and is_due(asked, step, ends):
                 at = time.perf_counter()
-                losses.append((step, ends[-1], validated(model, TASK, comm)))
+                losses.append((step, ends[-1], next(iter(validated(training, comm).values()))))
                 over = max(comm.gather_objects(ends[-1])) >= asked.get("seconds", math.inf)
                 spent += time.perf_counter() - at
                 if over:
@@ -152,25 +153,16 @@ def is_due(asked: Cell, step: int, ends: list[float]) -> bool:
     return bool(ends[-1] // every > earlier // every)
 
 
-def _step(model: Any, optimizers: list[Any], lr: float, step: int, rank: int) -> None:
-    set_rate(optimizers, TASK.rate(lr, step))
-    for optimizer in optimizers:
-        optimizer.zero_grad()
-    TASK.loss(model, 1, step, rank).backward()
-    for optimizer in optimizers:
-        optimizer.step()
-
-
 def alone(chosen: Contender, comm: bk.Comm, steps: int = 8) -> tuple[float, float]:
     """Return seconds of a step, and of its forward and backward, with all ranks at work and nothing exchanged."""
-    model = TASK.begin(seed=1)
-    optimizers = TASK.optimizers(model, chosen.optimizer, chosen.lr)
+    model, loss, _ = TASK.begin(1, comm.rank, comm.size)
+    optimizers = optimizers_of(model, chosen.optimizer, chosen.lr or MADE.lr)
     dist.barrier()
     whole, part = [], []
     for step in range(1, steps + 1):
         began = time.perf_counter()
         model.zero_grad()
-        TASK.loss(model, 1, step, comm.rank).backward()
+        loss(model, step).backward()
         part.append(time.perf_counter() - began)
         for optimizer in optimizers:
             optimizer.step()

@@ -11,7 +11,7 @@ import torch.distributed as dist
 import baguakit as bk
 from baguakit.comm.groups import own_group
 from baguakit.comm.own import Flows
-from baguakit.command.pacing import at, cap, connections
+from baguakit.compare.pacing import at, cap, connections
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TextIO
 
-from baguakit.command.pacing import bits_per_second
+from baguakit.compare.pacing import bits_per_second
 
 from . import distance, owners
 from .commands import batch, run

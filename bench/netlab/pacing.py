@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from baguakit.command.pacing import cap
+from baguakit.compare.pacing import cap
 
 LOOK = 0.02  # seconds
 _PIDFD_GETFD = 438  # on every architecture

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from baguakit.command.pacing import bits_per_second
+from baguakit.compare.pacing import bits_per_second
 
 from .commands import batch, run
 

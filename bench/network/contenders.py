@@ -6,19 +6,17 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
-from torch.nn.parallel import DistributedDataParallel
 
 import baguakit as bk
+from baguakit.compare.contenders import RANK, with_hook
 from baguakit.compressors import BFloat16, MinMaxUInt8, TopK, UInt4
 from baguakit.topology import OnePeerExact, Ring
 
 from . import formulas, hivemind_peer
 from .formulas import Shapes
 
-RANK, RATIO, LOCAL, OUTER = 4, 0.01, 8, 8
+RATIO, LOCAL, OUTER = 0.01, 8, 8
 PAUSE = 0.5  # seconds between two asynchronous averages, as Bagua has it by default
 WARM_UP = 5  # steps before the measurement; qadam's own warm-up and that of PowerSGD are over by then
 
@@ -31,7 +29,7 @@ class Contender:
         name: as it stands in tables.
         sends: bytes for a step, of shapes and the number of hosts; None where there is no telling.
         algorithm: for `bk.attach`; None for torch's DDP and hivemind.
-        hook: of DDP; see `WRAPPED`.
+        hook: of DDP; see `with_hook`.
         hivemind: its averager, once in every `period` steps.
         lr, momentum: of the optimizer, the same for all that average gradients.
         period: a step is the mean over so many, since not all are alike.
@@ -53,41 +51,11 @@ class Contender:
             with hivemind_peer.averaging(model, optimizer, self.period):
                 yield model, None
         elif self.algorithm is None:
-            yield WRAPPED[self.hook or "none"](model), None
+            yield with_hook(model, self.hook or "none"), None
         else:
             with bk.attach(model, optimizer, self.algorithm) as attachment:
                 yield model, attachment
 
-
-def bf16_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """torch's own, which DDP refuses by its name on builds without CUDA."""
-    return default_hooks.bf16_compress_hook(state, bucket)
-
-
-def with_bf16(model: nn.Module) -> DistributedDataParallel:
-    """DDP that sends gradients in bf16."""
-    wrapped = DistributedDataParallel(model)
-    wrapped.register_comm_hook(None, bf16_hook)
-    return wrapped
-
-
-def with_power_sgd(model: nn.Module) -> DistributedDataParallel:
-    """DDP with torch's PowerSGD, with error feedback, from the third step on.
-
-    In one bucket: the hook waits for a second all-reduce inside the callback of the first, and two buckets would take
-    both of gloo's threads and wait for ever.
-    """
-    wrapped = DistributedDataParallel(model, bucket_cap_mb=1024)
-    state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=RANK, start_powerSGD_iter=2)
-    wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
-    return wrapped
-
-
-WRAPPED: dict[str, Callable[[nn.Module], DistributedDataParallel]] = {
-    "none": DistributedDataParallel,
-    "bf16": with_bf16,
-    "PowerSGD": with_power_sgd,
-}
 
 ALONE = "no communication"
 BYTE = MinMaxUInt8()

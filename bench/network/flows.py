@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 import baguakit as bk
 from baguakit.comm.own import PERIOD
-from baguakit.command.pacing import SO_MAX_PACING_RATE, at, bits_per_second, connections, is_tcp
+from baguakit.compare.pacing import SO_MAX_PACING_RATE, at, bits_per_second, connections, is_tcp
 from bench.netlab.capped import new_name, with_caps
 
 from .exchanges import EXCHANGES, Exchange, check, told

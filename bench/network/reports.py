@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from baguakit.command.pacing import bits_per_second
+from baguakit.compare.pacing import bits_per_second
 
 from .contenders import CONTENDERS, FOUR_BITS
 from .runs import UNSHAPED

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 import baguakit as bk
-from baguakit.command.pacing import links
+from baguakit.compare.pacing import links
 
 NAP = 0.05  # seconds that a step takes beside what it computes
 SETTLE = 20.0  # seconds after which what is still there has been left behind

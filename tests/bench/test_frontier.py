@@ -2,7 +2,7 @@
 
 import math
 
-from bench.frontier import compose
+from baguakit.compare import compose
 
 
 def test_a_loss_is_reached_where_straight_lines_between_validations_cross_it():

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from baguakit.command.pacing import cap
+from baguakit.compare.pacing import cap
 from baguakit.net import SocketSettings, build, link, measure, nccl_socket_settings, serve
 from baguakit.net.__main__ import fill, main
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from baguakit.compressors import BFloat16, MinMaxUInt8, TopK
-from baguakit.pictures import consensus_decay, error_histogram, roofline, score_by_bytes
+from baguakit.pictures import ALGORITHMS, OTHERS, consensus_decay, error_histogram, roofline, score_by_bytes, style_of
 from baguakit.topology import OnePeerExact, RandomMatching, Ring
 
 pytest.importorskip("matplotlib")
@@ -80,3 +80,12 @@ def test_refusals_are_sentences():
         ValueError, match=r"measured has no rows of families \['top-k'\]; it has MinMaxUInt8\(\), mixing"
     ):
         roofline(MEASURED, ["top-k"])
+
+
+def test_an_algorithm_has_one_colour_in_all_pictures_and_its_variants_have_dashes():
+    assert style_of("bytegrad") == style_of("bytegrad()") == {"color": "#0072B2", "linestyle": "-"}
+    variants = [style_of(f"bytegrad, {bits} bits") for bits in (4, 2)]
+    assert {style["color"] for style in variants} == {"#0072B2"} and variants[0] != variants[1]
+    assert style_of("gradient_allreduce") == style_of("ddp") == style_of("DDP")
+    assert style_of("a_user's") == style_of("a_user's") and style_of("a_user's")["color"] in OTHERS
+    assert len({*ALGORITHMS.values(), *OTHERS}) == len(ALGORITHMS) + len(OTHERS)

@@ -1,12 +1,9 @@
 """Three trainings: a transformer, a network of matrices, and a table of embeddings."""
 
-import functools
-import importlib.util
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,9 +12,10 @@ from torch.optim import SGD, Optimizer
 
 import baguakit as bk
 from baguakit.command import demo
+from baguakit.compare import language
+from baguakit.compare.language import text
+from baguakit.compare.tasks import optimizers_of
 from bench.network import tasks as networks
-
-PROGRAM = Path(__file__).parents[3] / "examples" / "language_model.py"
 
 
 class Training(NamedTuple):
@@ -69,16 +67,15 @@ class Language(Task):
     context: int = 64
 
     def begin(self, seed: int, rank: int, ranks: int) -> Training:
-        program = example()
         windows, held_out, _ = text(self.context)
         torch.manual_seed(seed)
-        model = program.GPT(self.layers, self.width, self.heads)
-        (optimizer,) = program.optimizers_of(model, "adamw", self.lr)
+        model = language.GPT(self.layers, self.width, self.heads)
+        (optimizer,) = optimizers_of(model, "adamw", self.lr)
         return Training(
             model,
             optimizer,
-            lambda step: program.loss_of(model, program.drawn(windows, 8, seed, step, rank)),
-            lambda comm: program.bits_per_byte(model, held_out, comm, count=512),
+            lambda step: language.loss_of(model, language.drawn(windows, 8, seed, step, rank)),
+            lambda comm: sum(comm.gather_objects(language.bits_per_byte(model, held_out, rank, ranks, 512))) / ranks,
         )
 
 
@@ -116,21 +113,3 @@ class Table(Task):
 
 def _loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return cross_entropy(model(batch[0]), batch[1])
-
-
-@functools.cache
-def example() -> Any:
-    """Return `examples/language_model.py` as a module."""
-    spec = importlib.util.spec_from_file_location("language_model", PROGRAM)
-    assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-@functools.cache
-def text(context: int) -> Any:
-    """Return the windows to train on, those held out, and the digest of the text."""
-    import sysconfig
-
-    return example().read(Path(sysconfig.get_path("stdlib")), context)

@@ -16,11 +16,11 @@ import time
 from array import array
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
+from sys import byteorder
 
 import torch
 
 from ..comm import Comm
-from .screen import Refusal
 
 TICK, LOOK = 0.002, 0.02  # seconds between two divisions of the rate, and between two searches for new sockets
 SECONDS = 0.25  # the time that a measured message takes at the rate
@@ -29,6 +29,7 @@ UNLIMITED = -1
 TOO_FAST, TOO_SLOW = 1.25, 0.8  # of the rate asked for
 SO_MAX_PACING_RATE = 47  # Linux
 MOST = (1 << 31) - 1  # bytes a second that the option takes
+BYTES_ACKED = slice(120, 128)  # of struct tcp_info, Linux
 SIOCOUTQNSD = 0x894B  # Linux: the bytes that a connection has accepted and not yet sent
 
 
@@ -82,6 +83,18 @@ def unsent(one: int | socket.socket) -> int:
     count = array("i", [0])
     fcntl.ioctl(one, SIOCOUTQNSD, count)
     return count[0]
+
+
+def sent() -> int:
+    """Return the bytes of payload that this process has sent over all its open TCP connections. Linux only."""
+    total = 0
+    for fd in connections().values():
+        with suppress(OSError), at(fd) as one:  # a closed descriptor, or a socket that is no connection, raises
+            if is_tcp(one):
+                total += int.from_bytes(
+                    one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)[BYTES_ACKED], byteorder
+                )
+    return total
 
 
 class Pacer(AbstractContextManager["Pacer"]):
@@ -154,14 +167,14 @@ def seconds(comm: Comm, message: torch.Tensor, sources: list[int], targets: list
 
 
 def check_rates(bits: float, to_one: float, to_all: float) -> str:
-    """Return a sentence with the requested and the measured rates; raise a Refusal if sockets ignore the limit.
+    """Return a sentence with the requested and the measured rates; raise an OSError if sockets ignore the limit.
 
     `bits`, the requested rate, is in bits per second; `to_one` and `to_all` (see `measured`) are in bytes per second.
     """
     rate = bits / 8
     shown = f"{written(8 * to_one)} from a rank to one other, {written(8 * to_all)} to all others at once"
     if max(to_one, to_all) > TOO_FAST * rate:
-        raise Refusal(f"the sockets of this system do not keep to a rate: asked for {written(bits)}, got {shown}", 1)
+        raise OSError(f"the sockets of this system do not keep to a rate: asked for {written(bits)}, got {shown}")
     slow = min(to_one, to_all) < TOO_SLOW * rate
     busy = "\nThis machine moves less than that, or is busy: the times below are longer than they would be." * slow
     return f"asked for {written(bits)}; measured {shown}{busy}"

@@ -1,0 +1,102 @@
+"""Seconds and bytes to a loss: composed from losses by step, on loopback, and seconds by step, on a network."""
+
+import itertools
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from .contenders import DDP, Contender
+from .table import Table
+from .trials import Comparison, best_rate
+
+Curve = list[tuple[float, float]]  # (steps, loss)
+SHARES = (0.25, 0.5, 1.0)  # of DDP's steps: its losses there are the targets
+
+
+@dataclass(frozen=True)
+class Row:
+    """A contender on a network.
+
+    Attributes:
+        step, sent: seconds and bytes of a rank in a step.
+        lr: the learning rate that its trials chose.
+        curves: losses by step, of each seed. Steps of free-running ranks are seconds of the training divided by `step`.
+    """
+
+    contender: Contender
+    step: float
+    sent: float
+    lr: float
+    curves: list[Curve]
+
+    def curve(self) -> Curve:
+        """Return the mean loss over seeds by step."""
+        return mean_of(self.curves)
+
+    def steps(self, target: float) -> float:
+        """Return the steps to a loss; infinity if it was never reached."""
+        return reached(self.curve(), target)
+
+    def seconds(self, target: float) -> float:
+        """Return the seconds to a loss."""
+        return self.step * self.steps(target)
+
+    def bytes(self, target: float) -> float:
+        """Return the bytes that a rank sends to a loss."""
+        return self.sent * self.steps(target)
+
+    def half_range(self, target: float) -> float:
+        """Return half the range over seeds of the seconds to a loss; infinity if one of them did not reach it."""
+        steps = [reached(curve, target) for curve in self.curves]
+        return self.step * (max(steps) - min(steps)) / 2 if all(map(math.isfinite, steps)) else math.inf
+
+    def final(self, steps: int) -> float:
+        """Return the loss after so many steps; of free-running ranks, that after all of theirs."""
+        return self.curve()[-1][1] if self.contender.free else at(self.curve(), steps)
+
+
+def mean_of(curves: Sequence[Curve]) -> Curve:
+    """Return the mean of curves where all of them have a point, which is to the end of the shortest."""
+    return [
+        (step, statistics.mean(at(curve, step) for curve in curves)) for step, _ in min(curves, key=len, default=[])
+    ]
+
+
+def reached(curve: Curve, target: float) -> float:
+    """Return where a curve, drawn as straight lines from point to point, first is as low as the target."""
+    for (x, y), (later, lower) in itertools.pairwise(curve):
+        if y <= target:
+            return x
+        if lower <= target:
+            return x + (later - x) * (y - target) / (y - lower)
+    return math.inf
+
+
+def at(curve: Curve, x: float) -> float:
+    """Return the loss at a step of the curve; infinity if the training ended before."""
+    return next((loss for step, loss in curve if step == x), math.inf)
+
+
+def curves(made: Comparison, table: Table, chosen: Contender) -> list[Curve]:
+    """Return the losses by step of each whole training of a contender."""
+    found = (table[cell] for job in made.whole(table, chosen) if (cell := made.cell(job)) in table)
+    return [[(step, loss) for step, loss in each["losses"]] for each in found]
+
+
+def targets(made: Comparison, table: Table) -> list[float]:
+    """Return DDP's losses at some of its steps, the mean over its seeds."""
+    known = mean_of(curves(made, table, DDP))
+    return [at(known, min(step for step, _ in known if step >= share * made.steps)) for share in SHARES if known]
+
+
+def rows(made: Comparison, table: Table) -> list[Row]:
+    """Return the contenders that have been trained and timed, in the order of the comparison."""
+    found = []
+    for each in made.contenders:
+        known = curves(made, table, each)
+        cell = made.cell(made.whole(table, each)[0] if each.free and known else made.timing(each))
+        if known and all(known) and cell in table:
+            sent = table[cell]["bytes" if each.free else "sent"]
+            found.append(Row(each, table[cell]["step"], sent, best_rate(made.tried_rates(table, each)), known))
+    return found

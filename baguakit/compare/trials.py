@@ -1,0 +1,182 @@
+"""A comparison: the trainings and timings that it needs, and those that are still to be done.
+
+Losses by step are recorded on loopback, where a synchronous training takes the same course as on every network.
+Learning rates are tried equally: each contender has as many trials, each of twice or half of its best rate so far.
+"""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, NamedTuple
+
+from ..arguments import Range, check_fields
+from ..comm import Comm
+from ..ranks import RankError, Ranks
+from .contenders import DDP, Contender
+from .pacing import Pacer, bits_per_second
+from .table import Table
+from .tasks import Task
+from .training import time_steps, train
+
+
+class Job(NamedTuple):
+    """A training of a contender or, if `timed`, some steps on the network."""
+
+    contender: Contender
+    seed: int
+    lr: float
+    steps: int
+    timed: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.contender.name}, lr {self.lr:g}, " + ("timing" if self.timed else f"seed {self.seed}")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The contenders, and how they are compared.
+
+    Attributes:
+        contenders: DDP, whose losses are the targets, is among them.
+        task: what they learn.
+        hosts: ranks.
+        rate: such as "100mbit", at which each rank may send.
+        seeds: of whole trainings: 1, 2, …
+        steps, longest: of DDP's whole trainings, and of the others', so that they reach its last loss later.
+        trials, tried: of learning rates for each contender, with the first seed, and the steps of a trial.
+        lr: the learning rate of the first trial of a contender that has none of its own.
+        timed: steps that are timed, and at least two periods of the exchange.
+    """
+
+    contenders: tuple[Contender, ...]
+    task: Task
+    hosts: Annotated[int, Range(2)] = 4
+    rate: str = "100mbit"
+    seeds: Annotated[int, Range(1)] = 1
+    steps: Annotated[int, Range(4)] = 300
+    longest: Annotated[int, Range(4)] = 450
+    trials: Annotated[int, Range(1)] = 3
+    tried: Annotated[int, Range(1)] = 100
+    lr: float = 5e-4
+    timed: Annotated[int, Range(1)] = 20
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        bits_per_second(self.rate)
+
+    def cell(self, job: Job) -> dict[str, Any]:
+        """Return the key of a job's result. Only timings and free-running trainings depend on the rate."""
+        chosen = job.contender
+        return {
+            "contender": chosen.name,
+            "expression": chosen.algorithm or chosen.peer,
+            "optimizer": chosen.optimizer,
+            "ranks": self.hosts,
+            "seed": job.seed,
+            "lr": job.lr,
+            "steps": job.steps,
+            **self.task.facts(),
+            **({"contender's source": chosen.source} if chosen.source else {}),
+            **({"rate": self.rate} if job.timed or chosen.free else {}),
+        }
+
+    def timing(self, chosen: Contender) -> Job:
+        """Return the timing of a contender."""
+        return Job(chosen, 1, chosen.lr or self.lr, max(self.timed, 2 * chosen.period), timed=True)
+
+    def tried_rates(self, table: Table, chosen: Contender) -> dict[float, float]:
+        """Return the last losses of a contender's trials by their learning rates."""
+        ladder = [(chosen.lr or self.lr) * 2.0**k for k in range(-self.trials, self.trials + 1)]
+        known = {lr: self.cell(Job(chosen, 1, lr, self.tried)) for lr in ladder}
+        return {lr: final(table[cell]) for lr, cell in known.items() if cell in table}
+
+    def next_rate(self, table: Table, chosen: Contender) -> float | None:
+        """Return the learning rate of the next trial: twice the best one so far, or half of it; None at the end."""
+        tried = self.tried_rates(table, chosen)
+        best = best_rate(tried) if tried else 0.0
+        due = [lr for lr in (2 * best, best / 2) if lr not in tried] if tried else [chosen.lr or self.lr]
+        return due[0] if due and len(tried) < self.trials else None
+
+    def whole(self, table: Table, chosen: Contender) -> list[Job]:
+        """Return the whole trainings of a contender, at the learning rate that its trials have chosen so far."""
+        tried, steps = self.tried_rates(table, chosen), self.steps if chosen == DDP else self.longest
+        return [Job(chosen, 1 + i, best_rate(tried), steps) for i in range(self.seeds)] if tried else []
+
+    def jobs(self, table: Table, failed: Mapping[str, str]) -> Iterator[Job]:
+        """Yield what is to be done: all of a contender before the next one, and after all of them further seeds.
+
+        What comes next depends on the results in the table, and on which contenders have failed.
+        """
+        for each in self.contenders:
+            while each.name not in failed and (lr := self.next_rate(table, each)) is not None:
+                yield Job(each, 1, lr, self.tried)
+            if each.name not in failed:
+                yield from (*self.whole(table, each)[:1], *([] if each.free else [self.timing(each)]))
+        for i in range(1, self.seeds):
+            yield from (self.whole(table, each)[i] for each in self.contenders if each.name not in failed)
+
+    def lacking(self, table: Table, chosen: Contender) -> dict[str, int]:
+        """Return {"trials", "trainings" or "timing": the number of their steps that are still to be done}."""
+        done = sum(self.cell(job) in table for job in self.whole(table, chosen))
+        timed = chosen.free or self.cell(self.timing(chosen)) in table
+        steps = {
+            "trials": (self.trials - len(self.tried_rates(table, chosen))) * self.tried,
+            "trainings": (self.seeds - done) * (self.steps if chosen == DDP else self.longest),
+            "timing": 0 if timed else self.timing(chosen).steps,
+        }
+        return {name: left for name, left in steps.items() if left}
+
+
+def final(result: Mapping[str, Any]) -> float:
+    """Return the last loss; infinity of a training that diverged."""
+    return math.inf if "diverged" in result else float(result["losses"][-1][1])
+
+
+def best_rate(tried: Mapping[float, float]) -> float:
+    """Return the learning rate of the lowest loss."""
+    return min(tried, key=lambda lr: tried[lr])
+
+
+def run(
+    made: Comparison, jobs: Iterable[Job], table: Table, failed: dict[str, str], end: float, show: Callable[[Job], None]
+) -> None:
+    """Do those jobs of which the table has no result yet, and add each result.
+
+    Args:
+        made: the comparison that the jobs are of.
+        jobs: in order; they may depend on `table` and `failed`.
+        table: of all results.
+        failed: the errors of contenders that raised, by name, which are added here. Their other jobs are left out.
+        end: the time (`time.monotonic`) at which to end. A job that would take longer, as fast as the training before,
+            is not begun, and no later job is.
+        show: called before each job.
+    """
+    pace = 0.0
+    with Ranks(made.hosts) as ranks:
+        for job in jobs:
+            if (cell := made.cell(job)) in table or job.contender.name in failed:
+                continue
+            began = time.monotonic()
+            if began + pace * job.steps > end:
+                return
+            show(job)
+            limit = None if math.isinf(end) else end - began
+            try:
+                table.add(cell, ranks.run(do, made, job, limit=limit)[0])
+            except RankError as error:
+                if time.monotonic() >= end:
+                    return
+                failed[job.contender.name] = str(error).strip().splitlines()[-1]
+                table.fail(cell, failed[job.contender.name])
+            pace = pace if job.timed else (time.monotonic() - began) / job.steps
+
+
+def do(made: Comparison, job: Job) -> Mapping[str, Any]:
+    """Do a job on this rank. Collective."""
+    comm, rate = Comm(), bits_per_second(made.rate) / 8
+    if job.timed:
+        return time_steps(job.contender, made.task, job.lr, job.steps, rate, comm)
+    with Pacer(rate) if job.contender.free else contextlib.nullcontext():
+        return train(job.contender, made.task, job.seed, job.lr, job.steps, comm)
