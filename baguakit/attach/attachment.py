@@ -1,7 +1,7 @@
 """`attach` lets rules act on a model while it trains, and returns an `Attachment`, by which the user controls them."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -31,18 +31,12 @@ class Attachment(Attached):
         """Return the attached rules, in the order in which `attach` got them."""
         return self._life.setup.rules
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Only accumulate gradients in the backward passes of the body, as with `DistributedDataParallel.no_sync`.
 
         The first backward after the body averages the accumulated gradients. Local.
         """
-        clock = self._life.clock
-        before, clock.synchronising = clock.synchronising, False
-        try:
-            yield
-        finally:
-            clock.synchronising = before
+        return self._life.clock.no_sync()
 
     def average_(self) -> None:
         """Average in place the gradients that the user has put into `.grad` without a backward. Collective.

@@ -30,6 +30,7 @@ from ..monitor import PeerError
 from ..rules import Rule
 from ..runtime import agree, broadcast_tensors, channel_of, named, or_abandon, warm_up
 from ..stages.base import remembered
+from .aside import stand_aside
 from .backward import Backward
 from .broadcast import take_from
 from .landings import Landings, OtherOptimizers
@@ -53,6 +54,7 @@ class Engine(Life[AttachSetup]):
         self.listeners: list[Callable[[], None]] = []  # called after each step
         self.rebuilt: Callable[[], None] = lambda: None  # called when new buckets have been made
         comm.membership.start(self)
+        stand_aside(self.setup.model, comm, self.clock, self.unhook)
         if self._may_reorder():
             self.backward.arrived = {}
         self.other_optimizers = OtherOptimizers(self.setup.model, self.setup.optimizers)

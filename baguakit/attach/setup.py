@@ -31,6 +31,7 @@ from ..comm import Comm, check_device, members_of
 from ..rules import Rule, rules_of
 from ..runtime import Setup, as_time, check_scaler, named, reshard
 from ..topology.chosen import chooses
+from .aside import standing_aside
 
 
 @dataclass(frozen=True, eq=False)
@@ -87,7 +88,7 @@ def make_setup(
             raise ValueError(f"where= of {rule!r} selects none of the {len(names)} trainable parameters")
         params_of_rules.append([p for p, name in names.items() if name in chosen])
     check_rules(rules, params_of_rules, names, optimizers)
-    check_modules(model, rules, params_of_rules)
+    check_modules(model, rules, params_of_rules, comm)
     check_shards(rules, names, comm)
     for rule in rules:
         rule.stage.check(comm)
@@ -122,16 +123,17 @@ def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:
     wanted = "a torch.optim.Optimizer, a sequence of them, or None"
     if optimizer is None:
         return ()
-    found = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(several("optimizer", optimizer, wanted))
-    if not found:
+    given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(several("optimizer", optimizer, wanted))
+    if not given:
         raise ValueError(message("optimizer", wanted, optimizer))
+    found = tuple(each if has_hooks(each) else getattr(each, "optimizer", each) for each in given)  # as in accelerate
     for each in found:
         if not isinstance(each, Optimizer):
             raise TypeError(message("optimizer", wanted, each if each is not None else optimizer))
-        if not hasattr(each, "_optimizer_step_pre_hooks"):  # torch.optim.Optimizer.__init__ makes them
+        if not has_hooks(each):
             raise TypeError(
                 f"{type(each).__name__} wraps another optimizer without being one itself (it never called "
-                "Optimizer.__init__); give attach the one inside, often its .optimizer"
+                "Optimizer.__init__); give attach the one inside"
             )
         if isinstance(each, torch.optim.LBFGS):
             raise TypeError(
@@ -139,6 +141,11 @@ def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:
                 "optimizer, which trains as DDP does, and with rules on weights use another optimizer"
             )
     return found
+
+
+def has_hooks(optimizer: Any) -> bool:
+    """Return whether `torch.optim.Optimizer.__init__` has made an optimizer; it has not made what only wraps one."""
+    return hasattr(optimizer, "_optimizer_step_pre_hooks")
 
 
 def one_device(names: dict[Tensor, str]) -> torch.device:
@@ -275,7 +282,7 @@ def check_optimizers(optimizers: Iterable[Optimizer], model: nn.Module) -> None:
             )
 
 
-def check_modules(model: nn.Module, rules: Sequence[Rule], params_of_rules: Sequence[list[Tensor]]) -> None:
+def check_modules(model: nn.Module, rules: Sequence[Rule], params_of_rules: Sequence[list[Tensor]], comm: Comm) -> None:
     """Raise a TypeError if a module is FSDP1, or if rules act on gradients that are sparse or averaged by DDP."""
     fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported, which takes seconds: a user of FSDP has done so
     on_gradients = [(rule, set(of)) for rule, of in zip(rules, params_of_rules, strict=True) if rule.what == "grad"]
@@ -283,10 +290,10 @@ def check_modules(model: nn.Module, rules: Sequence[Rule], params_of_rules: Sequ
         if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
             raise TypeError("attach knows the shards of FSDP2; use fully_shard(module) for FullyShardedDataParallel")
         for rule, params in on_gradients:
-            if isinstance(module, DistributedDataParallel):
+            if isinstance(module, DistributedDataParallel) and not standing_aside(module, comm):
                 raise TypeError(
-                    f"DistributedDataParallel averages the gradients that {rule!r} acts on; use "
-                    f"bk.interop.ddp(ddp_model, {rule.stage!r}), or attach to a model that has not been wrapped"
+                    f"DistributedDataParallel averages the gradients that {rule!r} acts on, by a communication hook "
+                    "or over other ranks; wrap the model anew, or give comm=bk.Comm(ddp_model.process_group)"
                 )
             if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight in params:
                 raise TypeError(

@@ -11,7 +11,7 @@ import contextlib
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
@@ -38,7 +38,7 @@ class Turn(IntEnum):
     BACKWARD, BEGIN, END = 1, 2, 3
 
 
-@dataclass
+@dataclass(eq=False)
 class Clock:
     """The step of an attachment, and the modes that its user has entered."""
 
@@ -46,6 +46,15 @@ class Clock:
     synchronising: bool = True  # false inside `no_sync()`, where gradients are only accumulated
     tell: Callable[[int], None] | None = None  # in `join()`: announces the next collective to ranks out of batches
     joined: str = ""  # the current call of `join()`; "" outside
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Only accumulate gradients in the body."""
+        before, self.synchronising = self.synchronising, False
+        try:
+            yield
+        finally:
+            self.synchronising = before
 
     def announce(self, what: Turn) -> None:
         """In `join()`, announce the next collective to ranks that have run out of batches. Otherwise do nothing."""

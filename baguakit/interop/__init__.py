@@ -1,11 +1,12 @@
-"""Stages in the hooks of other trainers: `DistributedDataParallel`, FSDP2 and Lightning.
+"""Stages in the hooks of other trainers: `DistributedDataParallel`, FSDP2, Lightning and transformers.
 
-Only `interop.lightning.BaguaStrategy` needs Lightning, which is imported at the first use of this strategy.
+Lightning and transformers are imported at the first use of `interop.lightning.BaguaStrategy` and of
+`interop.transformers.BaguaCallback`, which alone need them.
 """
 
-from . import lightning
+from . import lightning, transformers
 from .data_parallel import ddp
 from .handle import Handle
 from .sharded import fsdp
 
-__all__ = ["Handle", "ddp", "fsdp", "lightning"]
+__all__ = ["Handle", "ddp", "fsdp", "lightning", "transformers"]

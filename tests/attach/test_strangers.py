@@ -10,7 +10,7 @@ from pool import ranks
 from saying import said
 from torch import nn
 from torch.testing._internal.two_tensor import TwoTensor
-from training import close, flat, loss, mean_loop, net, net_and_sgd, run_steps, sgd
+from training import close, flat, loss, mean_loop, net, net_and_sgd, run_steps, sgd, train
 
 import baguakit as bk
 
@@ -84,19 +84,31 @@ def test_rules_on_weights_that_no_step_lets_fly_are_said(window):
             assert "SGD has not stepped: no rule on weights flies before" in sentence
 
 
-def test_an_optimizer_that_only_wraps_another_is_refused():
+def test_an_optimizer_that_only_wraps_another_is_refused_unless_the_other_is_its_optimizer():
+    """As accelerate's is, whose steps are those of the one inside."""
+
     class Wraps(torch.optim.Optimizer):
-        def __init__(self, optimizer):
-            self.optimizer = optimizer
+        def __init__(self, inside, name):
+            self.__dict__[name] = inside
 
-        param_groups = property(lambda self: self.optimizer.param_groups)
+        def step(self):
+            self.optimizer.step()
 
-    def run():
+        def zero_grad(self):
+            self.optimizer.zero_grad()
+
+    def run(name, algorithm):
         model = net()
-        bk.attach(model, Wraps(sgd(model.parameters())), bk.algorithms.gradient_allreduce())
+        optimizer = Wraps(sgd(model.parameters()), name)
+        with bk.attach(model, optimizer, made(algorithm)):
+            run_steps(model, optimizer, range(4))
+        return flat(model)
 
-    for sentence in ranks(2, said, run):
-        assert sentence.startswith("TypeError: Wraps wraps another optimizer") and ".optimizer" in sentence
+    for sentence in ranks(2, said, run, "inside", "bytegrad()"):
+        assert sentence.startswith("TypeError: Wraps wraps another optimizer") and "the one inside" in sentence
+    for algorithm in ("bytegrad()", "local_sgd(2)"):
+        plain = ranks(2, lambda: train(lambda _: [made(algorithm)], 4))  # noqa: B023
+        assert all(map(torch.equal, ranks(2, run, "optimizer", algorithm), plain))
 
 
 # Models
