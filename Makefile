@@ -34,10 +34,10 @@ test-third: setup
 	@scripts/test -m slow --third $(or $(THIRD),today) $(ARGS)
 
 test-triton: setup
-	@scripts/versions triton -- $(ARGS)
+	@.venv/bin/nox --session triton -- $(ARGS)
 
 test-versions: setup
-	@scripts/versions $(ARGS)
+	@.venv/bin/nox $(ARGS)
 
 check: setup
 	@scripts/check
@@ -46,7 +46,7 @@ bench: setup
 	@scripts/test --benchmark bench $(ARGS)
 
 notebooks: setup
-	@.venv/bin/python notebooks/execute.py $(ARGS)
+	@scripts/test -m "" --overwrite $(or $(ARGS),notebooks)
 
 docs: setup
 	@scripts/docs

@@ -7,35 +7,37 @@ An algorithm is an expression: it states the exchange, the peers, the compressio
 
 import importlib
 import sys
-from types import ModuleType
 from typing import TYPE_CHECKING
 
-from . import algorithms, compressors, data, interop, net, optim, pictures, primitives, ranks, stages, topology, tune
+from . import algorithms, compressors, interop, optim, primitives, stages, topology
 from .attach import Attachment, PeerError, Report, Timeline, attach
 from .buckets import Bucket
 from .comm import Comm
 from .expressions import show_public
 from .interop import Handle
-from .ranks import RankError, Ranks
-from .rules import Fragment, Rule, after_step, between_steps, during_backward, free_running, hierarchical
+from .rules import Algorithm, Rule, after_step, between_steps, during_backward, free_running, hierarchical
+from .schedules import Fragment
 
 __all__ = [
-    "Attachment", "Bucket", "Comm", "Fragment", "Handle", "PeerError", "RankError", "Ranks", "Report", "Rule",
-    "Timeline", "after_step", "algorithms", "attach", "backend", "between_steps", "compressors", "data",
+    "Algorithm", "Attachment", "Bucket", "Comm", "Fragment", "Handle", "PeerError", "RankError", "Ranks", "Report",
+    "Rule", "Timeline", "after_step", "algorithms", "attach", "backend", "between_steps", "compressors", "data",
     "during_backward", "elastic", "free_running", "hierarchical", "interop", "net", "optim", "pictures",
     "primitives", "ranks", "stages", "topology", "tune",
 ]  # fmt: skip
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
 
 if TYPE_CHECKING:
-    from . import backend, elastic
+    from . import backend, data, elastic, net, pictures, ranks, tune
+    from .ranks import RankError, Ranks
+else:  # a type checker would take any name for one of these
 
-
-def __getattr__(name: str) -> ModuleType:
-    """Import `bk.backend` or `bk.elastic` at its first use, so that other programs do not wait for the import."""
-    if name not in ("backend", "elastic"):
+    def __getattr__(name: str) -> object:
+        """Import what training does not need at its first use, so that other programs do not wait for it."""
+        if name in ("RankError", "Ranks"):
+            return getattr(importlib.import_module(".ranks", __name__), name)
+        if name in __all__:
+            return importlib.import_module(f".{name}", __name__)
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}", name=name, obj=sys.modules[__name__])
-    return importlib.import_module(f".{name}", __name__)
 
 
-show_public(sys.modules[__name__])
+show_public(__name__)

@@ -26,6 +26,7 @@ from torch import Tensor
 EXAMPLES = {
     "Comm": "a bk.Comm",
     "Compressor": "a compressor such as MinMaxUInt8()",
+    "Algorithm": "a rule or a sum of rules, such as bk.algorithms.bytegrad()",
     "Rule": "a rule such as bk.algorithms.bytegrad()",
     "Stage": "a stage such as Mean()",
     "Topology": "a topology such as Ring()",

@@ -4,6 +4,7 @@
 exceptions: the repr of a function is "…", and the repr of a large matrix or graph contains a digest.
 """
 
+import sys
 from dataclasses import MISSING, fields, is_dataclass
 from types import ModuleType
 from typing import Any
@@ -40,9 +41,10 @@ def written(value: Any) -> str:
     return repr(value)
 
 
-def show_public(module: ModuleType) -> None:
+def show_public(name: str) -> None:
     """Let `dir()` of a module, and of the modules that it exports, show `__all__` and names such as `__doc__`."""
+    module = sys.modules[name]
     vars(module)["__dir__"] = lambda: sorted({*module.__all__, *(name for name in vars(module) if name[:2] == "__")})
     for name in module.__all__:
         if isinstance(inner := vars(module).get(name), ModuleType):
-            show_public(inner)
+            show_public(inner.__name__)

@@ -19,8 +19,7 @@ weights, W is the stage, γ g(x) is the optimizer's step, and `result` is the re
 """
 
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from inspect import signature
@@ -29,51 +28,46 @@ from typing import Annotated, Any, Literal, cast
 
 from torch import Tensor
 
-from .arguments import Natural, Positive, Range, check_fields, checked, integer, message, real, truth
+from .arguments import Natural, Range, check_fields, checked, integer, message, real, truth
 from .comm import Comm
 from .expressions import written
-from .schedules import Bound, Every, Interval
+from .schedules import Bound, Every, Fragment, Interval, Where
 from .stages import Hierarchical, Stage
 
-
-@dataclass(frozen=True)
-class Fragment:
-    """Part `k` of the parameters, divided into `of` parts of similar size: a value of `where=`.
-
-    Parameters of one module stay together. Modules are assigned in the order of decreasing size, each to the part that
-    is smallest so far, so that modules of equal sizes (the layers of a transformer) go to the parts in turn.
-
-    Raises:
-        ValueError: `k` is not 0 to `of` − 1.
-    """
-
-    k: Natural
-    of: Positive
-
-    def __post_init__(self) -> None:
-        check_fields(self)
-        if self.k >= self.of:
-            raise ValueError(f"k is one of the parts, 0 to {self.of - 1} for of={self.of}, not {self.k}")
-
-    @checked
-    def choose(self, named: Mapping[str, Tensor]) -> set[str]:
-        """Return the names of the parameters in this part."""
-        sizes: Counter[str] = Counter()
-        for name, p in named.items():
-            sizes[name.rpartition(".")[0]] += p.nbytes
-        filled, part_of = [0] * self.of, {}
-        for module, size in sizes.most_common():
-            part_of[module] = filled.index(min(filled))
-            filled[part_of[module]] += size
-        return {name for name in named if part_of[name.rpartition(".")[0]] == self.k}
-
-
-Where = Callable[[str, Tensor], bool] | Fragment
 Window = Literal["during_backward", "between_steps", "after_step", "free_running"]
 
 
+class Algorithm:
+    """One rule, or a sum of rules: `attach` takes it, and every function of `bk.algorithms` returns it.
+
+    `first + second` has the rules of both, in this order. The `repr` of an algorithm is this sum.
+    """
+
+    @property
+    def rules(self) -> tuple["Rule", ...]:
+        """Return the rules, in order."""
+        raise NotImplementedError
+
+    def __add__(self, other: "Algorithm") -> "Algorithm":
+        return Sum((*self.rules, *other.rules)) if isinstance(other, Algorithm) else NotImplemented
+
+
 @dataclass(frozen=True)
-class Rule:
+class Sum(Algorithm):
+    """Several rules that work in one attachment."""
+
+    parts: tuple["Rule", ...]
+
+    @property
+    def rules(self) -> tuple["Rule", ...]:
+        return self.parts
+
+    def __repr__(self) -> str:
+        return " + ".join(map(repr, self.parts))
+
+
+@dataclass(frozen=True)
+class Rule(Algorithm):
     """A stage, its window in the training step, and the steps and parameters that it acts on.
 
     `during_backward`, `between_steps`, `after_step` and `free_running` make rules.
@@ -129,6 +123,10 @@ class Rule:
                 f"with mix={self.mix} a landing gives up {1 - self.mix:.3g} of the progress made in flight, and with "
                 f"delay={self.delay} equal to {name}={length} that is all progress; delay must be less, or mix None"
             )
+
+    @property
+    def rules(self) -> tuple["Rule", ...]:
+        return (self,)
 
     @property
     def what(self) -> Literal["grad", "data"]:
@@ -234,9 +232,6 @@ class Rule:
         if options.keys() <= signature(globals()[self.window]).parameters.keys():
             return f"{self.window}({', '.join(shown)})"
         return f"Rule({', '.join([repr(self.window), *shown])})"  # an option that the function of the window lacks
-
-
-Algorithm = Rule | tuple[Rule, ...]
 
 
 def during_backward(
@@ -357,22 +352,27 @@ def hierarchical(algorithm: Algorithm) -> Algorithm:
     """Return `algorithm` with averages first within nodes, then between nodes. Attach it with `Comm(mesh=…)`.
 
     Args:
-        algorithm: a rule, or a tuple of rules.
+        algorithm: a rule, or a sum of rules.
 
     Raises:
-        TypeError: `algorithm` is not a rule or a tuple of rules; or a stage is hierarchical already, or needs the
+        TypeError: `algorithm` is not a rule or a sum of rules; or a stage is hierarchical already, or needs the
             shapes of parameters (`power_sgd`), which shards do not have.
     """
-    made = tuple(replace(each, stage=Hierarchical(each.stage)) for each in rules_of(algorithm, name="algorithm"))
-    return made[0] if isinstance(algorithm, Rule) else made
+    return together(replace(each, stage=Hierarchical(each.stage)) for each in rules_of(algorithm, name="algorithm"))
+
+
+def together(rules: Iterable[Rule]) -> Algorithm:
+    """Return the sum of one or more rules."""
+    first, *others = rules
+    return Sum((first, *others)) if others else first
 
 
 def rules_of(*algorithms: Any, name: str = "each of algorithms") -> tuple[Rule, ...]:
-    """Return the rules of all algorithms, in order."""
+    """Return the rules of all algorithms, in order. A tuple or list of algorithms stands for their sum."""
     rules: list[Rule] = []
     for algorithm in algorithms:
         listed = algorithm if isinstance(algorithm, tuple | list) else [algorithm]
-        if not listed or not all(isinstance(rule, Rule) for rule in listed):
-            raise TypeError(message(name, "a rule or a tuple of rules, such as bk.algorithms.bytegrad()", algorithm))
-        rules += listed
+        if not listed or not all(isinstance(each, Algorithm) for each in listed):
+            raise TypeError(message(name, "a rule or a sum of rules, such as bk.algorithms.bytegrad()", algorithm))
+        rules += (rule for each in listed for rule in each.rules)
     return tuple(rules)

@@ -1,9 +1,13 @@
-"""Schedules of rules: values of `every=`, `start=` and `stop=` that are not numbers."""
+"""When a rule acts, and where: values of `every=`, `start=` and `stop=` that are not numbers, and of `where=`."""
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
-from .arguments import Natural
+from torch import Tensor
+
+from .arguments import Natural, Positive, check_fields, checked
 from .comm import Comm
 
 
@@ -27,3 +31,38 @@ class Interval(Protocol):
 
 Every = int | Callable[[int], int] | Interval
 Bound = Natural | Callable[[int], bool]
+
+
+@dataclass(frozen=True)
+class Fragment:
+    """Part `k` of the parameters, divided into `of` parts of similar size: a value of `where=`.
+
+    Parameters of one module stay together. Modules are assigned in the order of decreasing size, each to the part that
+    is smallest so far, so that modules of equal sizes (the layers of a transformer) go to the parts in turn.
+
+    Raises:
+        ValueError: `k` is not 0 to `of` − 1.
+    """
+
+    k: Natural
+    of: Positive
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.k >= self.of:
+            raise ValueError(f"k is one of the parts, 0 to {self.of - 1} for of={self.of}, not {self.k}")
+
+    @checked
+    def choose(self, named: Mapping[str, Tensor]) -> set[str]:
+        """Return the names of the parameters in this part."""
+        sizes: Counter[str] = Counter()
+        for name, p in named.items():
+            sizes[name.rpartition(".")[0]] += p.nbytes
+        filled, part_of = [0] * self.of, {}
+        for module, size in sizes.most_common():
+            part_of[module] = filled.index(min(filled))
+            filled[part_of[module]] += size
+        return {name for name in named if part_of[name.rpartition(".")[0]] == self.k}
+
+
+Where = Callable[[str, Tensor], bool] | Fragment

@@ -21,6 +21,7 @@ SHOWN = {
     "control": "bench/control/README.md",
     "changelog": "CHANGELOG.md",
     "contributing": "CONTRIBUTING.md",
+    "security": "SECURITY.md",
 }
 LINK = re.compile(r"(!?\[[^\]]*\])\(([^)#\s]+)\)")
 

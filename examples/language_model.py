@@ -112,8 +112,8 @@ def train(options: argparse.Namespace, comm: bk.Comm, device: torch.device) -> t
     return model, losses
 
 
-def algorithm(text: str) -> tuple[bk.Rule, ...]:
-    """Return the rules of "module:name" or of an expression of the names of baguakit."""
+def algorithm(text: str) -> bk.Algorithm:
+    """Return the algorithm of "module:name" or of an expression of the names of baguakit."""
     try:
         return names.algorithm(text)
     except ValueError as error:

@@ -9,11 +9,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "bench/**/*.md")
-PROGRAMS = tuple(f"{folder}/**/*.py" for folder in ("examples", "bench", "notebooks", "scripts", "baguakit"))
+PROGRAMS = (
+    "noxfile.py",
+    *(f"{folder}/**/*.py" for folder in ("examples", "bench", "notebooks", "scripts", "baguakit")),
+)
 FENCED = re.compile(r"^ *```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 SHELL = ("bash", "sh", "shell", "console")
 VARIABLES = r"(?:[A-Z_]+=\S+ )*"
-PROGRAM = r"(?:make|python3?|torchrun|pytest|pip|baguakit|export|scripts/\w+)"
+PROGRAM = r"(?:make|nox|python3?|torchrun|pytest|pip|baguakit|export|scripts/\w+)"
 STARTS = re.compile(rf"{VARIABLES}(?:\$ |sudo )*(?:\.venv/bin/)?{PROGRAM}(?: |$)")
 
 

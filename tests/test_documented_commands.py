@@ -71,7 +71,6 @@ RULES: list[tuple[str, Runs | Accepted | Looked]] = [
     ),
     (r"torchrun .* train\.py", Runs()),
     (r"python examples/(cached_dataset|fused_optimizer)\.py", Runs()),
-    (r"python notebooks/execute\.py.*", Accepted("tests/notebooks runs the notebooks")),
     (r"python -m bench\.netlab .*-- python train\.py", Runs()),  # as root
     (r"python -m bench\.netlab .*-- .*", Accepted("the same with another program")),
     (r"python -m bench\.network figures", Runs("--out=out")),
@@ -83,6 +82,7 @@ RULES: list[tuple[str, Runs | Accepted | Looked]] = [
     (r"python -m bench\.roofline --predicted.*", Accepted("compiles every kernel; tests/bench runs it")),
     (r"python -m bench\.predicted.*", Accepted("compiles kernels; tests/bench runs what it shows")),
     (r"python -m bench\.roofline.*", Runs("--largest=10 --seconds=30 --out=out")),
+    (r"python docs/samples\.py.*", Accepted("takes minutes; tests/test_samples.py runs it")),
     (r"python -m bench\.accuracy --page", Runs()),
     (r"python -m bench\.accuracy.*", Accepted(LONG)),
     (r"python -m bench\.(frontier|elastic) page", Runs()),
@@ -100,13 +100,19 @@ RULES: list[tuple[str, Runs | Accepted | Looked]] = [
     (r"pytest --benchmark bench/bench_data\.py.*", Runs("-k=sampler[10000]")),
     (r"pytest --benchmark bench/bench_optim\.py.*", Runs("-k=bench_fuse")),
     (r"pytest --benchmark.*", Runs("--collect-only -q")),
+    (r"pytest --nbmake .*", Runs("--collect-only -q")),
     (r"pytest --ptx .*", Runs("--collect-only -q")),  # tests/kernels/test_executed_here.py runs it
     (r"scripts/test .*", Runs("--collect-only -q")),
     (r"scripts/gpu --list", Runs()),
     (r"scripts/gpu .*", Accepted(NO_GPU)),  # tests/test_gpu_script.py runs it without one
-    (r"scripts/versions .*", Looked("takes minutes; tests/test_versions.py knows its options")),
+    (
+        r"sbatch .*|kubectl .*|docker .*|ssh\.sh .*",
+        Looked("needs a cluster: tests/test_clusters.py runs it on loopback"),
+    ),
+    (r"nox --list", Runs()),
+    (r"nox( .*)?", Accepted("takes minutes")),
     (r"python scripts/gpu_\w+\.py.*", Looked(NO_GPU)),
-    (r"python scripts/without_cuda\.py .*", Looked("needs a CUDA build of torch; scripts/versions calls it")),
+    (r"python scripts/without_cuda\.py .*", Looked("needs a CUDA build of torch; noxfile.py calls it")),
     (r"python scripts/wheel_trial\.py .*", Looked("needs a wheel")),
     (r"python tests/kernels/recording\.py.*", Looked("tests/kernels runs it")),
     (r'python -c ".*nccl.*"', Looked(NO_GPU)),

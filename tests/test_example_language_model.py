@@ -151,7 +151,7 @@ def test_errors_of_arguments_are_sentences(words, sentence, capsys):
         ("--algorithm=diloco(every=4, lr=1.0, momentum=0.5)",),
         ("--algorithm=diloco(every=4, fragments=2, delay=1, lr=1.0, momentum=0.5)",),
         ("--algorithm=decentralized(Ring())",),
-        ("--algorithm=(during_backward(Mean(), stop=5), after_step(NeighborMean(Ring()), start=5))",),
+        ("--algorithm=during_backward(Mean(), stop=5) + after_step(NeighborMean(Ring()), start=5)",),
         ("--algorithm=qadam(warmup_steps=5)", "--optimizer=sgd"),
     ],
     ids=" ".join,

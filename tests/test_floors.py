@@ -265,7 +265,8 @@ modules, threads, environment = set(sys.modules), set(threading.enumerate()), di
 descriptors = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
 before = tasks()
 import baguakit
-print("new modules:", sorted(name for name in set(sys.modules) - modules if name.split(".")[0] == "triton"))
+later = {"triton", *(f"baguakit.{name}" for name in ("backend", "data", "elastic", "net", "pictures", "ranks", "tune"))}
+print("new modules:", sorted(later & set(sys.modules) - modules))
 print("new threads:", sorted(set(threading.enumerate()) - threads, key=str), sorted(tasks() - before))
 print("environment changed:", dict(os.environ) != environment)
 print("process group:", torch.distributed.is_initialized())

@@ -1,7 +1,7 @@
-"""The texts of a release agree, and `scripts/versions` tries the versions that the package promises."""
+"""The texts of a release agree, and noxfile.py tries the versions that the package promises."""
 
 import re
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
@@ -9,8 +9,7 @@ import pytest
 import baguakit as bk
 
 ROOT = Path(__file__).parents[1]
-sys.path.append(str(ROOT / "scripts"))
-from versions_list import COMPILED, ENVIRONMENTS, TESTS  # noqa: E402
+noxfile = pytest.importorskip("nox") and runpy.run_path(str(ROOT / "noxfile.py"))
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 
@@ -51,18 +50,35 @@ def test_scripts_that_are_named_are_there(path):
     assert named and not [each for each in named if not (ROOT / each).exists()]
 
 
-BY_NAME = {each.name: each for each in ENVIRONMENTS}
-
-
 def test_the_oldest_and_the_newest_versions_are_those_of_the_project():
-    floors = dict(re.findall(r'^ *"(numpy|torch|triton)>=([\d.]+)', PYPROJECT, re.MULTILINE))
-    assert {f"{name}=={version}" for name, version in floors.items()} < {*BY_NAME["oldest"].packages}
-    assert BY_NAME["triton"].packages == (f"triton=={floors['triton']}",)
     pythons = re.findall(r"Python :: (3\.\d+)", PYPROJECT)
-    assert (BY_NAME["oldest"].python, BY_NAME["newest"].python) == (pythons[0], pythons[-1])
-    assert f'requires-python = ">={pythons[0]}"' in PYPROJECT
+    assert (noxfile["oldest"].python, noxfile["newest"].python) == (pythons[0], pythons[-1])
+    bounds = dict(re.findall(r'^ *"(numpy|torch|triton)([\d.><=,]+)', PYPROJECT, re.MULTILINE))
+    for package, bound in bounds.items():
+        assert noxfile["oldest_of"](package) == package + bound.split(",")[0].replace(">=", "==")
+        assert sorted(noxfile["newest_of"](package).removeprefix(package).split(",")) == sorted(bound.split(","))
+    assert bounds.keys() == {"numpy", "torch", "triton"}
+
+
+def test_triton_is_bounded_by_the_newest_version_that_has_run():
+    """So says the table of docs/status.md, and so do the packages that name the bound."""
+    rows = found(r"^\| `(?:oldest|gpu|newest)` \|.*\| 3\.(\d+)\.\d+ \| [\d.]+ \|$", "docs/status.md")
+    bound = f"triton>=3.6,<3.{max(map(int, rows)) + 1}"
+    assert all(bound in (ROOT / path).read_text() for path in ("pyproject.toml", "ptx/pyproject.toml"))
+    assert bound in (ROOT / "baguakit/command/doctor.py").read_text()
 
 
 def test_the_tests_named_are_there():
-    assert all((ROOT / path).exists() for path in TESTS)
-    assert all([*ROOT.glob(pattern)] for pattern in COMPILED)
+    assert all((ROOT / path).exists() for path in noxfile["TESTS"])
+    assert all([*ROOT.glob(pattern)] for pattern in noxfile["COMPILED"])
+
+
+def test_security_names_every_file_that_unpickles():
+    """And the package loads no state but with `weights_only=True`."""
+    sources = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "baguakit").rglob("*.py")}
+    unpickling = {path for path, text in sources.items() if re.search(r"pickle\.loads?\b|Unpickler\(", text)}
+    assert {*found(r"`(baguakit/[\w/]+\.py)`", "SECURITY.md")} == unpickling
+    loads = [
+        line for text in sources.values() for line in text.splitlines() if "torch.load(" in line and "`" not in line
+    ]
+    assert loads and all("weights_only=True" in line for line in loads)

@@ -1,8 +1,8 @@
 """Algorithms: each combines stages (exchanges between ranks) with windows (parts of the training step).
 
-A function here returns a rule, or a tuple of rules, for `baguakit.attach`. Print the result to see its expression. The
-function raises a TypeError for an argument of a wrong type, and a ValueError for one that is out of range. `attach`
-raises a ValueError if a topology does not fit the number of ranks.
+A function here returns an `Algorithm`, a rule or a sum of rules, for `baguakit.attach`. Print the result to see its
+expression. The function raises a TypeError for an argument of a wrong type, and a ValueError for one that is out of
+range. `attach` raises a ValueError if a topology does not fit the number of ranks.
 
 After gossip and asynchronous averaging, the weights differ between ranks. Call `att.merge()` to average the weights
 before you evaluate or save them.

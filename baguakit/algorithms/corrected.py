@@ -66,7 +66,7 @@ from ..keeping import finite, restored, update_if_finite_, wide_copy
 from ..lanes import temporaries
 from ..primitives import neighbor_mean_
 from ..primitives.neighbors import links
-from ..rules import Algorithm, Rule, after_step, during_backward
+from ..rules import Algorithm, after_step, during_backward
 from ..stages import NeighborMean, State
 from ..stages.means import OnGraph
 from ..topology import OnePeerExact, Ring, Topology
@@ -119,7 +119,7 @@ def gradient_tracking(topology: Topology | None = None, order: Literal["awc", "a
     """
     chosen = OnePeerExact() if topology is None else topology
     weights = push_sum(chosen) if order == "push_sum" else decentralized(chosen, order)
-    return during_backward(TrackedGradient(chosen)), weights
+    return during_backward(TrackedGradient(chosen)) + weights
 
 
 @dataclass(frozen=True, repr=False)
@@ -157,7 +157,7 @@ class ExactDiffusion(OnGraph):
 
 
 @checked
-def exact_diffusion(topology: Topology = Ring()) -> Rule:
+def exact_diffusion(topology: Topology = Ring()) -> Algorithm:
     """Train by decentralized SGD that reaches the minimum of the mean loss on non-IID data, too.
 
     Sends the weights, in fp32 at least, to each neighbour: half the bytes of `gradient_tracking` on the same graph with
@@ -207,7 +207,7 @@ class QuasiGlobalMomentum(OnGraph):
 @checked
 def quasi_global_momentum(
     topology: Topology | None = None, momentum: float = 0.9, decay: float = 0.9, nesterov: bool = False
-) -> Rule:
+) -> Algorithm:
     """Train by decentralized SGD with a momentum that stays similar on all ranks even if their data are non-IID.
 
     Use SGD without momentum. Sends the weights, in fp32 at least, to each neighbour. Costs two copies of the weights.

@@ -68,7 +68,7 @@ from ..primitives import neighbor_mean_
 from ..primitives.compressed import pieces_of, row_pieces
 from ..primitives.neighbors import links, mixed, round_of
 from ..primitives.transports import bytes_for, exchanged
-from ..rules import Rule, after_step, between_steps
+from ..rules import Algorithm, after_step, between_steps
 from ..schedules import Every
 from ..stages import NeighborMean, State
 from ..stages.means import OnGraph
@@ -76,7 +76,9 @@ from ..topology import OnePeerExact, Ring, Topology
 
 
 @checked
-def decentralized(topology: Topology | None = None, order: Literal["awc", "atc"] = "awc", every: Every = 1) -> Rule:
+def decentralized(
+    topology: Topology | None = None, order: Literal["awc", "atc"] = "awc", every: Every = 1
+) -> Algorithm:
     """Train by decentralized SGD: in each exchange, a rank averages its weights with its neighbours' weights.
 
     Sends the weights to each neighbour.
@@ -137,7 +139,7 @@ def matrix_of(topology: Topology, size: int, round: int) -> Tensor:
 
 
 @checked
-def push_sum(topology: Topology, every: Every = 1) -> Rule:
+def push_sum(topology: Topology, every: Every = 1) -> Algorithm:
     """Train by decentralized SGD on a directed graph, which may change from round to round.
 
     Sends the weights, in fp32 at least, to each out-neighbour. Costs memory for a copy of the weights.
@@ -283,7 +285,7 @@ class DifferenceCompression(Gossip):
 @checked
 def low_precision_decentralized(
     topology: Topology = Ring(), compressor: Compressor = MinMaxUInt8(), every: Every = 1
-) -> Rule:
+) -> Algorithm:
     """Train by decentralized SGD that sends compressed differences (DCD): a quarter of the bytes of `decentralized`.
 
     Args:
@@ -322,7 +324,7 @@ class Choco(Gossip):
 @checked
 def choco(
     topology: Topology = Ring(), compressor: Compressor = MinMaxUInt8(), gamma: float = 0.5, every: Every = 1
-) -> Rule:
+) -> Algorithm:
     """Train by decentralized SGD with any compressor (CHOCO): gossip does not change the mean of the weights.
 
     `choco(OnePeerExact(), gamma=1.0)` sends one byte per weight and step; `bytegrad` sends 2 (n − 1)/n bytes.

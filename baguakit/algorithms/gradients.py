@@ -67,14 +67,14 @@ from ..costs import Cost, Load, Place
 from ..keeping import finite, update_if_finite_
 from ..lanes import temporaries
 from ..primitives import compressed_mean_, mean_
-from ..rules import Rule, during_backward
+from ..rules import Algorithm, during_backward
 from ..stages import Adaptive, CompressedMean, ErrorFeedback, Mean, SparseMean, Stage, State
 from ..stages.base import Carry
 from ..stages.means import Around
 
 
 @checked
-def gradient_allreduce(*, delay: int = 0) -> Rule:
+def gradient_allreduce(*, delay: int = 0) -> Algorithm:
     """Average gradients exactly, as `DistributedDataParallel` does.
 
     Sends 2 (n − 1)/n times the size of the gradients in each step.
@@ -88,7 +88,7 @@ def gradient_allreduce(*, delay: int = 0) -> Rule:
 @checked
 def bytegrad(
     compressor: Compressor | None = None, error_feedback: bool = False, error: float | None = None, *, delay: int = 0
-) -> Rule:
+) -> Algorithm:
     """Average gradients in 8 bits: packed shards are scattered, averaged in fp32, packed again and gathered.
 
     Sends a quarter of the bytes of `gradient_allreduce` in fp32. Gan et al. 2021, "BAGUA: Scaling up Distributed
@@ -108,7 +108,7 @@ def bytegrad(
 
 
 @checked
-def top_k(ratio: float = 0.01, chunk: int = 4096, values: Compressor | None = None, decay: float = 1.0) -> Rule:
+def top_k(ratio: float = 0.01, chunk: int = 4096, values: Compressor | None = None, decay: float = 1.0) -> Algorithm:
     """Average the gradient's entries of largest magnitude, a share `ratio` on each rank, with error feedback.
 
     Sends (n − 1) (b + log₂(chunk) / 8) bytes for each entry kept: b bytes for its value (4 in fp32, or the bytes of a
@@ -182,7 +182,7 @@ class TrackedMean(Around):
 
 
 @checked
-def ef21(compressor: Compressor = TopK(0.01), momentum: float = 0.0) -> Rule:
+def ef21(compressor: Compressor = TopK(0.01), momentum: float = 0.0) -> Algorithm:
     """Average gradients through compressed changes of an estimate; the compression error vanishes (EF21).
 
     Sends (n − 1) times the packed gradients, by default (n − 1) · 0.055 bytes a value. Costs memory for two fp32 copies
@@ -262,7 +262,7 @@ def qadam(
     eps: float = 1e-8,
     compressor: Compressor = MinMaxUInt8(),
     error_feedback: bool = False,
-) -> Rule:
+) -> Algorithm:
     """Train by Adam with a momentum averaged in 8 bits after a warm-up. Attach it to `torch.optim.SGD(params, lr)`.
 
     Sends as much as `gradient_allreduce` in the warm-up, and a quarter of it afterwards. Costs memory for two fp32

@@ -58,7 +58,7 @@ inner optimizer for DiLoCo", arXiv:2505.23725; Kolehmainen et al. 2025 (NoLoCo),
 """
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor
@@ -69,8 +69,8 @@ from ..comm import Comm
 from ..expressions import written
 from ..keeping import finite, update_if_finite_, wide_copy
 from ..lanes import temporaries
-from ..rules import Algorithm, Fragment, after_step, during_backward, free_running
-from ..schedules import Bound, Every
+from ..rules import Algorithm, after_step, during_backward, free_running, together
+from ..schedules import Bound, Every, Fragment
 from ..stages import Mean, Stage, State
 from ..stages.means import Around
 
@@ -84,7 +84,7 @@ def local_sgd(every: Every = 8, start: Bound = 0) -> Algorithm:
         start: before this step, average gradients instead (post-local SGD); or a function as in `bk.after_step`.
     """
     average = after_step(Mean(), every=every, start=start)
-    return (during_backward(Mean(), stop=start), average) if start else average
+    return during_backward(Mean(), stop=start) + average if start else average
 
 
 @checked
@@ -99,7 +99,7 @@ def async_model_average(warmup_steps: Natural = 0, interval: float = 0.0) -> Alg
         interval: the seconds between the landing of a flight and the launch of the next.
     """
     flight = free_running(Mean(), interval=interval, start=warmup_steps)
-    return (during_backward(Mean(), stop=warmup_steps), flight) if warmup_steps else flight
+    return during_backward(Mean(), stop=warmup_steps) + flight if warmup_steps else flight
 
 
 @dataclass(frozen=True, repr=False, init=False)
@@ -174,6 +174,30 @@ class OuterStep(Around):
         return f"OuterStep({', '.join(shown)})"
 
 
+@overload
+def diloco(
+    every: Every = 500,
+    *,
+    inner: Stage = Mean(),
+    delay: int = 0,
+    fragments: int = 1,
+    mix: float | None = None,
+    lr: float = 0.7,
+    momentum: float = 0.9,
+    nesterov: bool = True,
+    dampening: float = 0.0,
+    weight_decay: float = 0.0,
+) -> Algorithm: ...
+@overload
+def diloco(
+    every: Every,
+    optimizer: type[torch.optim.Optimizer],
+    inner: Stage = Mean(),
+    delay: int = 0,
+    fragments: int = 1,
+    mix: float | None = None,
+    **options: Any,
+) -> Algorithm: ...
 @checked
 def diloco(
     every: Every = 500,
@@ -210,4 +234,4 @@ def diloco(
     if fragments > integer("every", every, 1):
         raise ValueError(f"fragments={fragments} cannot take turns within every={every} steps; every must be larger")
     turns = [(k * every // fragments, Fragment(k, fragments)) for k in range(fragments)]
-    return tuple(after_step(step, every=every, delay=delay, offset=o, mix=mix, where=part) for o, part in turns)
+    return together(after_step(step, every=every, delay=delay, offset=o, mix=mix, where=part) for o, part in turns)

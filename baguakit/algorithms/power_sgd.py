@@ -192,4 +192,4 @@ def power_sgd(rank: int = 4, warmup_steps: Natural = 0) -> Algorithm:
         warmup_steps: the number of first steps that average exactly.
     """
     low = during_backward(ErrorFeedback(LowRankMean(rank)), start=warmup_steps)
-    return (during_backward(Mean(), stop=warmup_steps), low) if warmup_steps else low
+    return during_backward(Mean(), stop=warmup_steps) + low if warmup_steps else low

@@ -59,7 +59,7 @@ from ..costs import Cost, Load, Place
 from ..keeping import finite, update_if_finite_
 from ..lanes import temporaries
 from ..primitives.compressed import mean_of_shards
-from ..rules import Rule, during_backward
+from ..rules import Algorithm, during_backward
 from ..stages import ErrorFeedback, SparseMean, Stage, State
 from ..stages.means import Around
 
@@ -143,7 +143,7 @@ def tables(device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 @checked
-def signum(beta: Decay = 0.9) -> Rule:
+def signum(beta: Decay = 0.9) -> Algorithm:
     """Train with a majority vote on the sign of the momentum (Signum). Attach it to `torch.optim.SGD(params, lr)`.
 
     Sends 2 (n − 1)/n · 1.6 bits a value, a twentieth of `gradient_allreduce`. Costs memory for an fp32 copy of the
@@ -156,7 +156,7 @@ def signum(beta: Decay = 0.9) -> Rule:
 
 
 @checked
-def lion_vote(betas: tuple[float, float] = (0.9, 0.99)) -> Rule:
+def lion_vote(betas: tuple[float, float] = (0.9, 0.99)) -> Algorithm:
     """Train with Lion. The ranks vote on the sign of each value. Attach it to `SGD(params, lr, weight_decay=…)`.
 
     Bytes and memory are those of `signum`. Begin with the step size of Lion, a third to a tenth of Adam's.
@@ -268,7 +268,7 @@ def cosines(side: int, device: torch.device, dtype: torch.dtype = torch.float32)
 @checked
 def decoupled_momentum(
     ratio: float = 1 / 128, beta: float = 0.999, values: Compressor | None = None, sign: bool = True
-) -> Rule:
+) -> Algorithm:
     """Train by the sign of momentum sent as its largest cosine coefficients (DeMo). Attach it to `SGD(params, lr)`.
 
     Sends (n − 1) · 5.5 · `ratio` bytes a value, (n − 1)/23 bytes by default. Costs memory for an fp32 copy of the

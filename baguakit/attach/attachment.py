@@ -257,7 +257,7 @@ def attach(
             removed during training, if all ranks do the same; a frozen parameter stays in its bucket, with its state.
         optimizer: the optimizer, or a sequence of optimizers (a step ends when all have stepped), or None if all rules
             are on gradients.
-        algorithms: such as `bk.algorithms.bytegrad()`: rules, or tuples of rules.
+        algorithms: such as `bk.algorithms.bytegrad()`: rules, or sums of rules.
         comm: the group; None: all ranks. The mesh of a `Comm` tells `hierarchical` which ranks share a node.
         bucket_bytes: the approximate size of a bucket. A bucket holds whole parameters, which are sent together. None:
             for gradients a quarter of all, from 1 to 25 MiB, and for weights 25 MiB. A larger bucket costs less time of

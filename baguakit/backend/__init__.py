@@ -3,12 +3,10 @@
 Inside `with exact():` collectives are exact. `report()` returns how each operation was sent.
 """
 
-import sys
-
 from ..expressions import show_public
 from .group import register
 from .policy import Policy, Report, Row, exact, report
 
 __all__ = ["Policy", "Report", "Row", "exact", "register", "report"]
 
-show_public(sys.modules[__name__])
+show_public(__name__)

@@ -33,7 +33,7 @@ USES = {  # of the extras for users
     "data": "stores of cached datasets in LMDB and Redis",
     "examples": "pictures, and the programs in examples/",
     "lightning": "the strategy for Lightning",
-    "logging": "logs for TensorBoard",
+    "logging": "logs for TensorBoard and Prometheus",
     "notebooks": "running the notebooks",
 }
 DESCRIPTION = """\
@@ -96,7 +96,7 @@ def versions() -> Iterator[Finding]:
         except metadata.PackageNotFoundError:  # Triton: this command imports the others
             loses = "GPU kernels need Triton; on CPUs their PyTorch definitions do the work"
             kind = LACKS if torch.cuda.is_available() else NOTE
-            yield Finding(what, kind, "not installed", "pip install 'triton>=3.6'", loses)
+            yield Finding(what, kind, "not installed", "pip install 'triton>=3.6,<3.10'", loses)
         else:
             if TorchVersion(found) < f"{least}.dev0":
                 yield Finding(what, kind, f"{found} is older than {least}", f"pip install --upgrade {what.lower()}")

@@ -153,7 +153,7 @@ def algorithms_of(names: str) -> dict[Algorithm, str]:
     except ValueError as error:
         raise Refusal(f"--algorithms: {error}") from None
     calls = {text: f"bk.algorithms.{text}()" if text in algorithms.__all__ else text for text in found}
-    return {rules[0] if len(rules) == 1 else rules: calls[text] for text, rules in found.items()}
+    return {each: calls[text] for text, each in found.items()}
 
 
 def numbers(text: str) -> tuple[int, ...]:

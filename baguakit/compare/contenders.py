@@ -48,7 +48,7 @@ class Contender:
 
     def rules(self) -> tuple[Rule, ...]:
         """Return the rules of its algorithm."""
-        return names.algorithm(self.algorithm)
+        return names.algorithm(self.algorithm).rules
 
     @contextlib.contextmanager
     def train(
@@ -58,7 +58,7 @@ class Contender:
         if self.peer:
             yield with_hook(model, self.peer), None
         else:
-            with attach(model, list(optimizers), self.rules(), comm=comm) as attachment:
+            with attach(model, list(optimizers), *self.rules(), comm=comm) as attachment:
                 yield model, attachment
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from .. import algorithms, compressors, rules, stages, topology
-from ..rules import Rule, rules_of
+from ..rules import Algorithm, rules_of, together
 
 OPERATORS: dict[type, Any] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv, ast.Pow: pow,
@@ -63,8 +63,8 @@ def split(text: str) -> list[str]:
     return [part.strip() for part in parts]
 
 
-def algorithm(text: str) -> tuple[Rule, ...]:
-    """Return the rules of an algorithm: of "module:name", a value or function, or of an expression.
+def algorithm(text: str) -> Algorithm:
+    """Return an algorithm: of "module:name", a value or function, or of an expression.
 
     An expression is made of calls of what `bk.algorithms`, `bk.stages`, `bk.compressors`, `bk.topology` and `bk.rules`
     define, numbers, strings, tuples and arithmetic, such as "bytegrad(UInt4(), error_feedback=True)". A function may be
@@ -82,7 +82,7 @@ def algorithm(text: str) -> tuple[Rule, ...]:
             raise ValueError(f"{text} is no algorithm: {error}") from error
     value = called(value, text) if callable(value) and not isinstance(value, stages.Stage) else value
     try:
-        return rules_of(value, name=text)
+        return together(rules_of(value, name=text))
     except TypeError as error:
         raise ValueError(str(error)) from error
 

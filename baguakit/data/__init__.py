@@ -1,5 +1,6 @@
 """Load-balanced sampling and cached datasets."""
 
+from ..expressions import show_public
 from .cached import CachedDataset, CacheReport
 from .codec import Codec, Pickle, Plain
 from .lmdb_store import LMDBStore
@@ -11,3 +12,5 @@ __all__ = [
     "CacheReport", "CachedDataset", "Codec", "LMDBStore", "LoadBalancedBatchSampler", "LoadBalancedSampler",
     "MemoryStore", "Pickle", "Plain", "RedisStore", "Store", "StoreError", "StoreStats",
 ]  # fmt: skip
+
+show_public(__name__)

@@ -5,12 +5,10 @@ ends at once when a connection breaks. When a process waits to join or a rank le
 all ranks agree on. Then the next round begins, from the last complete step.
 """
 
-import sys
-
 from ..expressions import show_public
 from .membership import Change, join
 from .rounds import Left
 
 __all__ = ["Change", "Left", "join"]
 
-show_public(sys.modules[__name__])
+show_public(__name__)

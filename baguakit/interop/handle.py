@@ -14,7 +14,7 @@ from ..comm import Comm, check_device
 from ..flights import Attached, HookRunner, Life
 from ..keeping import Joint
 from ..report import Report, Row, make_report
-from ..rules import Rule, during_backward, rules_of
+from ..rules import Algorithm, Rule, during_backward, rules_of
 from ..runtime import Setup, check_scaler, or_abandon, warm_up
 from ..stages import Stage
 from ..topology.chosen import chooses
@@ -124,7 +124,7 @@ def rules_on_gradients(stage: Any) -> tuple[Rule, ...]:
     """
     if isinstance(stage, Stage):
         stage = during_backward(stage)
-    elif not isinstance(stage, Rule | tuple | list) or not stage:
+    elif not isinstance(stage, Algorithm | tuple | list) or not stage:
         raise TypeError(message("stage", "a stage such as Mean(), or an algorithm on gradients", stage))
     rules = rules_of(stage, name="stage")
     for i, rule in enumerate(rules):

@@ -41,7 +41,7 @@ class BaguaStrategy(DDPStrategy):
     a fit each rank validates its own. To use the mean of all ranks, call `trainer.strategy.attachment.merge()`.
 
     Args:
-        algorithm: such as `bk.algorithms.bytegrad()`, or a tuple of rules; or the name of one of
+        algorithm: such as `bk.algorithms.bytegrad()`, or a sum of rules; or the name of one of
             `bk.algorithms`, which is called without arguments.
         bucket_bytes: the approximate size of a bucket, as in `bk.attach`.
         flight_timeout: seconds (or a timedelta) after which a flight fails and the rank at fault is named.
@@ -81,7 +81,7 @@ class BaguaStrategy(DDPStrategy):
         module: Any = self.lightning_module
         if trainer.state.fn == TrainerFn.FITTING:
             scaler = getattr(self.precision_plugin, "scaler", None)
-            self.attachment = self._attach(module, self.optimizers, self.rules, comm=self._comm(), scaler=scaler)
+            self.attachment = self._attach(module, self.optimizers, *self.rules, comm=self._comm(), scaler=scaler)
 
     def configure_ddp(self) -> None:
         """Do nothing: the model is not wrapped."""

@@ -17,7 +17,10 @@ the server after the measurement.
 This package sets no environment variables. Export the printed variables before NCCL starts, because it reads them then.
 """
 
+from ..expressions import show_public
 from .link import SocketSettings, measure, nccl_socket_settings, serve
 from .plugin import build
 
 __all__ = ["SocketSettings", "build", "measure", "nccl_socket_settings", "serve"]
+
+show_public(__name__)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ..arguments import checked, describe, tensor
 from ..compressors import Compressor
+from ..expressions import show_public
 from ..topology import Topology
 
 if TYPE_CHECKING:
@@ -257,3 +258,6 @@ def score_by_bytes(curves: Mapping[str, Sequence[tuple[float, float]]], score: s
     axes.xaxis.set_major_formatter(EngFormatter("B"))
     set_frame(axes, "right center")
     return figure
+
+
+show_public(__name__)

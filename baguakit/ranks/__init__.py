@@ -11,7 +11,10 @@
 `live` has the class `Ranks`. `serving` has the code of the ranks, and of the process that forks them.
 """
 
+from ..expressions import show_public
 from .live import RankError, Ranks
 from .serving import progress
 
 __all__ = ["RankError", "Ranks", "progress"]
+
+show_public(__name__)

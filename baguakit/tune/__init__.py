@@ -9,6 +9,7 @@ start of training, when buffers and connections are new.
 """
 
 from ..costs import Codec, Cost, Line, Link, Load, Network, Place
+from ..expressions import show_public
 from .planning import Plan, describe, plan
 from .prediction import Effect, Prediction, effect, predict
 from .probing import Compute, probe
@@ -16,3 +17,5 @@ from .tuner import Trial, Tuner, autotune
 
 __all__ = ["Codec", "Compute", "Cost", "Effect", "Line", "Link", "Load", "Network", "Place", "Plan", "Prediction"]
 __all__ += ["Trial", "Tuner", "autotune", "describe", "effect", "plan", "predict", "probe"]
+
+show_public(__name__)

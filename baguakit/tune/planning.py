@@ -13,10 +13,10 @@ from ..comm import Comm
 from ..comm.groups import on_all
 from ..compressors import Compressor, MinMaxUInt8, UInt4
 from ..costs import Codec, Line, Link, Network
-from ..rules import Algorithm, hierarchical, rules_of
+from ..rules import Algorithm, Rule, hierarchical
 from ..stages import Hierarchical
 from ..topology import Exponential
-from .prediction import COUNT, Prediction, buckets_of, effect, predict, written
+from .prediction import COUNT, Prediction, buckets_of, effect, predict
 from .probing import Compute, probe, timed
 
 BUCKET_BYTES = (1 << 20, 4 << 20, 10 << 20, 25 << 20, 100 << 20)
@@ -50,7 +50,7 @@ def by_nodes(algorithm: Algorithm, comm: Comm) -> Algorithm | None:
 
 def compressors_in(algorithms: Sequence[Algorithm]) -> list[Compressor]:
     """Return the compressors that `algorithms` use, each once."""
-    stages = [stage for rule in rules_of(*algorithms) for stage in rule.stage.whole()]
+    stages = [stage for each in algorithms for rule in each.rules for stage in rule.stage.whole()]
     return list(dict.fromkeys(each for stage in stages for each in stage.compressors()))
 
 
@@ -77,12 +77,12 @@ class Plan(Declared):
         """Return a sentence that compares the picked row with the fastest rows of two other algorithms."""
         best = self.best
         text = (
-            f"{written(best.algorithm)} in {best.buckets} bucket{'s' * (best.buckets != 1)} over {best.flows} "
+            f"{best.algorithm!r} in {best.buckets} bucket{'s' * (best.buckets != 1)} over {best.flows} "
             f"flow{'s' * (best.flows != 1)}: {best.seconds * 1e3:.1f} ms a step, {best.exposed * 1e3:.1f} ms of it "
             f"beyond the {self.compute.seconds * 1e3:.1f} ms of computing"
         )
         for other in [row for row in self.fastest() if row is not best][:2]:
-            text += f"; {written(other.algorithm)} would take {other.seconds / best.seconds:.2f} times as long"
+            text += f"; {other.algorithm!r} would take {other.seconds / best.seconds:.2f} times as long"
         return text
 
     def fastest(self) -> list[Prediction]:
@@ -92,7 +92,7 @@ class Plan(Declared):
 
     def __str__(self) -> str:
         shown = self.fastest()
-        width = max(len(written(row.algorithm)) for row in shown)
+        width = max(len(repr(row.algorithm)) for row in shown)
         head = f"{'bucket':>10}{'flows':>7}{'step':>12}{'exposed':>12}{'sent a step':>13}{'to DDP':>12}  training"
         lines = [f"  {'':<{width}}{head}"]
         for row in shown:
@@ -100,7 +100,7 @@ class Plan(Declared):
             times = "".join(f"{seconds * 1e3:>9.1f} ms" for seconds in (row.seconds, row.exposed))
             to_loss = "–" if row.to_loss is None else f"{row.to_loss * 1e3:.1f} ms"
             cells = f"{row.bucket_bytes / 2**20:>6g} MiB{row.flows:>7}{times}{row.sent / 1e6:>10.2f} MB{to_loss:>12}"
-            lines.append(f"{mark} {written(row.algorithm):<{width}}{cells}  {row.effect}")
+            lines.append(f"{mark} {row.algorithm!r:<{width}}{cells}  {row.effect}")
         if any(row.to_loss is not None for row in shown):
             lines.append("  to DDP: seconds for the progress of one step of DDP, by the steps that a small GPT took")
         lines += [f"  {name} cannot work here: {reason}" for name, reason in self.left_out.items()]
@@ -187,12 +187,12 @@ def plan(
     counts = network.flows() if flows is None else flows
     kept = [each for each in choices if algorithms is not None or effect(each).keeps_loss]
     found = plan_of(model, network, compute, choices, sizes, counts, kept)
-    return replace(found, left_out={written(each): why for each, why in left_out.items()})
+    return replace(found, left_out={repr(each): why for each, why in left_out.items()})
 
 
 def check(algorithm: Algorithm, comm: Comm) -> None:
     """Raise a ValueError if an algorithm cannot work in this group."""
-    for rule in rules_of(algorithm):
+    for rule in algorithm.rules:
         rule.stage.check(comm)
 
 
@@ -212,9 +212,9 @@ def plan_of(
     counts, rows = sorted(set(flows)), []
     for algorithm in choices:
         # With nodes, only exchanges between nodes are divided into flows.
-        by_node = any(isinstance(rule.stage, Hierarchical) for rule in rules_of(algorithm))
+        by_node = any(isinstance(rule.stage, Hierarchical) for rule in algorithm.rules)
         tried = counts if network.per_node == 1 or by_node else counts[:1]
-        for size in distinct(algorithm, named, sizes):
+        for size in distinct(algorithm.rules, named, sizes):
             rows += [predict(algorithm, model, network, compute, size, count) for count in tried]
     able = [row for row in rows if kept is None or row.algorithm in kept]
     near = min(row.seconds for row in able) * (1 + NEAR)
@@ -223,11 +223,11 @@ def plan_of(
     return Plan(tuple(sorted(rows, key=lambda row: row.seconds)), best, network, compute)
 
 
-def distinct(algorithm: Algorithm, named: Mapping[str, Tensor], sizes: Sequence[int]) -> list[int]:
+def distinct(rules: Sequence[Rule], named: Mapping[str, Tensor], sizes: Sequence[int]) -> list[int]:
     """Return the sizes that give different buckets. Of several sizes with equal buckets, keep the first."""
     found: dict[str, int] = {}
     for size in sizes:
-        lengths = [[len(bucket) for bucket in buckets_of(rule, named, size)] for rule in rules_of(algorithm)]
+        lengths = [[len(bucket) for bucket in buckets_of(rule, named, size)] for rule in rules]
         found.setdefault(repr(lengths), size)
     return list(found.values())
 

@@ -45,7 +45,7 @@ from torch import Tensor, nn
 from ..arguments import Declared, Positive, checked
 from ..buckets import MOST, default_bytes, local, real, split
 from ..costs import Cost, Load, Network, Place
-from ..rules import Algorithm, Rule, rules_of
+from ..rules import Algorithm, Rule
 from ..stages import ErrorFeedback
 from ..stages.base import has_phases
 from .probing import Compute
@@ -94,12 +94,12 @@ def effect(algorithm: Algorithm) -> Effect:
     """Return the effect of an algorithm on training, after its warm-up.
 
     Args:
-        algorithm: a rule, or a tuple of rules.
+        algorithm: a rule, or a sum of rules.
 
     Raises:
-        TypeError: `algorithm` is neither a rule nor a tuple of rules.
+        TypeError: `algorithm` is neither a rule nor a sum of rules.
     """
-    rules = lasting(algorithm)
+    rules = lasting(algorithm.rules)
     stages = [stage for rule in rules for stage in rule.stage.whole()]
     in_time = all(rule.window == "during_backward" and not rule.delay for rule in rules)
     plain = all(stage.averages and stage.same_on_all_ranks and not stage.needs_shapes for stage in stages)
@@ -115,11 +115,6 @@ def measured() -> dict[str, float]:
     """Return {expression of an algorithm: its steps to the final loss of DDP, divided by the steps of DDP}."""
     text = resources.files(__package__).joinpath("measured.json").read_text()
     return dict(json.loads(text)["steps"])
-
-
-def written(algorithm: Algorithm) -> str:
-    """Return the expression that makes an algorithm."""
-    return ", ".join(map(repr, rules_of(algorithm)))
 
 
 @dataclass(frozen=True)
@@ -150,7 +145,7 @@ class Prediction(Declared):
     @property
     def to_loss(self) -> float | None:
         """Return `seconds` times the steps that a small GPT needed per step of DDP; None if that was not measured."""
-        steps = measured().get(written(self.algorithm))
+        steps = measured().get(repr(self.algorithm))
         return None if steps is None else steps * self.seconds
 
 
@@ -179,7 +174,7 @@ def predict(
     named: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     place, kappa, ready = Place(network, flows=flows), network.crowding, compute.gradients(list(named.values()))
     due = {p: compute.forward + seconds for p, seconds in ready.items()}
-    costs = [cost_of(rule, buckets_of(rule, named, bucket_bytes), place, due) for rule in lasting(algorithm)]
+    costs = [cost_of(rule, buckets_of(rule, named, bucket_bytes), place, due) for rule in lasting(algorithm.rules)]
 
     def overlapping(costs: Sequence[RuleCost]) -> float:
         """Return the seconds of a step with the flights of `costs`, which overlap forward and backward."""
@@ -222,9 +217,8 @@ def every_of(rule: Rule) -> int:
     return rule.every
 
 
-def lasting(algorithm: Algorithm) -> list[Rule]:
+def lasting(rules: Sequence[Rule]) -> list[Rule]:
     """Return the rules that never stop. Raise a ValueError if a function tells when a rule starts or stops."""
-    rules = rules_of(algorithm, name="algorithm")
     if told := [rule for rule in rules if callable(rule.start) or callable(rule.stop)]:
         raise ValueError(f"{told[0]!r} starts or stops by a function of the step; plan and tune with numbers")
     return [rule for rule in rules if rule.stop is None]

@@ -15,7 +15,6 @@ from math import lcm
 from typing import Any
 
 from ..arguments import Declared, Positive, checked, message
-from ..rules import rules_of
 from .planning import BUCKET_BYTES, Plan, distinct
 from .prediction import every_of, lasting
 from .probing import now
@@ -186,7 +185,7 @@ def autotune(
         if rule.window == "free_running":
             raise ValueError(f"under {rule!r} ranks are at different steps and nobody waits: there is nothing to tune")
     engine, here = att.tunable, att.tunable.setting
-    rows = [row for row in plan.rows if rules_of(row.algorithm) == att.rules] if plan is not None else []
+    rows = [row for row in plan.rows if row.algorithm.rules == att.rules] if plan is not None else []
     start = (rows[0].bucket_bytes, rows[0].flows) if rows else here
     if flows is None:
         flows = plan.network.flows() if plan is not None else ()

@@ -59,7 +59,7 @@ def steps_beside_ddp(losses: Table) -> dict[str, float]:
         known = curves(losses, each) if each.algorithm and not each.free else []
         steps = reached(mean_of(known), goals[-1])
         if len(known) == len(SEEDS) and math.isfinite(steps):
-            found[", ".join(map(repr, each.rules()))] = round(steps / MADE.steps, 3)
+            found[" + ".join(map(repr, each.rules()))] = round(steps / MADE.steps, 3)
     return found
 
 

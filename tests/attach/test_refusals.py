@@ -169,7 +169,7 @@ def test_a_rank_that_raises_is_named_on_the_others():
             "an average with an equal result on all ranks",
         ),
         (lambda bk: bk.algorithms.decentralized(order="cta"), "order is 'awc' or 'atc', not 'cta'"),
-        (lambda bk: bk.hierarchical(bk.stages.Mean()), "algorithm is a rule or a tuple of rules"),
+        (lambda bk: bk.hierarchical(bk.stages.Mean()), "algorithm is a rule or a sum of rules"),
         (lambda bk: bk.hierarchical(bk.hierarchical(bk.algorithms.local_sgd())), "averages within nodes and between"),
         (lambda bk: bk.algorithms.bytegrad(error=1e-12), "error=1e-12 is less than 8 bits can keep"),
         (lambda bk: bk.Bucket([]), "at least one"),

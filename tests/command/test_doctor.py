@@ -81,7 +81,7 @@ def test_old_and_missing_libraries_are_said(monkeypatch):
     monkeypatch.setattr(metadata, "version", lambda name: absent() if name == "triton" else "2.9.1+cpu")
     found = {each.what: each for each in doctor.versions()}
     assert (found["torch"].kind, found["torch"].found) == (BROKEN, "2.9.1+cpu is older than 2.11")
-    assert found["Triton"].mend == "pip install 'triton>=3.6'"
+    assert found["Triton"].mend == "pip install 'triton>=3.6,<3.10'"
 
 
 def test_a_host_whose_name_is_loopback_is_told_to_name_an_interface(monkeypatch):

@@ -302,7 +302,7 @@ def test_nodes_are_known():
     "arguments, options, words",
     [
         (["bytegard"], {}, "there is no bk.algorithms.bytegard; there are .*bytegrad"),
-        ([3], {}, "is a rule or a tuple of rules"),
+        ([3], {}, "is a rule or a sum of rules"),
         ([], {"find_unused_parameters": True}, "does not wrap the model, and takes no find_unused_parameters="),
     ],
 )

@@ -11,9 +11,9 @@ from torch.nn.parallel import DistributedDataParallel
 import baguakit as bk
 
 
-def chosen(name: str) -> bk.Rule | tuple[bk.Rule, ...]:
+def chosen(name: str) -> bk.Algorithm:
     sparse = bk.stages.ErrorFeedback(bk.stages.SparseMean(bk.compressors.TopK(0.01)))
-    rules: dict[str, bk.Rule | tuple[bk.Rule, ...]] = {
+    rules: dict[str, bk.Algorithm] = {
         "bytegrad": bk.algorithms.bytegrad(bk.compressors.UInt4(), error_feedback=True),
         "hierarchical": bk.hierarchical(bk.algorithms.bytegrad()),
         "qadam": bk.algorithms.qadam(warmup_steps=10),
@@ -28,10 +28,9 @@ def chosen(name: str) -> bk.Rule | tuple[bk.Rule, ...]:
         "local": bk.algorithms.local_sgd(every=8),
         "diloco": bk.algorithms.diloco(every=500, lr=0.7, momentum=0.9),
         "allreduce": bk.algorithms.gradient_allreduce(),
-        "mine": (
-            bk.during_backward(sparse, stop=100),
-            bk.between_steps(bk.stages.NeighborMean(bk.topology.Ring()), start=100),
-        ),
+        "mine": bk.during_backward(sparse, stop=100)
+        + bk.between_steps(bk.stages.NeighborMean(bk.topology.Ring()), start=100),
+        "adam": bk.algorithms.diloco(500, torch.optim.AdamW, lr=0.7, betas=(0.9, 0.95)),
         "parts": bk.after_step(bk.stages.Mean(), every=4, where=bk.Fragment(0, 2)),
         "free": bk.free_running(bk.stages.Mean()),
     }
