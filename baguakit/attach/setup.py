@@ -126,11 +126,12 @@ def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:
     given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(several("optimizer", optimizer, wanted))
     if not given:
         raise ValueError(message("optimizer", wanted, optimizer))
-    found = tuple(each if has_hooks(each) else getattr(each, "optimizer", each) for each in given)  # as in accelerate
+    made = "_optimizer_step_pre_hooks"  # by torch.optim.Optimizer.__init__, which what only wraps one does not call
+    found = tuple(each if hasattr(each, made) else getattr(each, "optimizer", each) for each in given)  # accelerate's
     for each in found:
         if not isinstance(each, Optimizer):
             raise TypeError(message("optimizer", wanted, each if each is not None else optimizer))
-        if not has_hooks(each):
+        if not hasattr(each, made):
             raise TypeError(
                 f"{type(each).__name__} wraps another optimizer without being one itself (it never called "
                 "Optimizer.__init__); give attach the one inside"
@@ -141,11 +142,6 @@ def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:
                 "optimizer, which trains as DDP does, and with rules on weights use another optimizer"
             )
     return found
-
-
-def has_hooks(optimizer: Any) -> bool:
-    """Return whether `torch.optim.Optimizer.__init__` has made an optimizer; it has not made what only wraps one."""
-    return hasattr(optimizer, "_optimizer_step_pre_hooks")
 
 
 def one_device(names: dict[Tensor, str]) -> torch.device:
