@@ -375,7 +375,8 @@ def sizes_of(exchanges: Sequence[tuple[Any, Sequence[Tensor]]], bucket_bytes: in
     gradients, and more if it would send fewer than `SENT` bytes: low-rank and sparse gradients need few buckets.
     """
     if bucket_bytes is not None:
-        return {"grad": Sizes(bucket_bytes, min(LEAST, bucket_bytes)), "data": Sizes(bucket_bytes)}
+        least = LEAST if bucket_bytes > LEAST else None
+        return {"grad": Sizes(bucket_bytes, least), "data": Sizes(bucket_bytes)}
     size, sent = 0, 0.0
     for rule, params in exchanges:
         if rule.what == "grad":
