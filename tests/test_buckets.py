@@ -9,7 +9,6 @@ from baguakit import Bucket
 from baguakit.buckets import split
 from baguakit.costs import sizes_of
 from baguakit.flights.runner import padded_multiple
-from baguakit.rules import rules_of
 
 
 def params():
@@ -86,7 +85,7 @@ def layers_of(mib, count):
 
 def default_buckets(ps, algorithm):
     """Return the sizes of the default buckets of gradients, in MiB."""
-    rules = rules_of(algorithm)
+    rules = algorithm.rules
     return [
         sum(p.nbytes for p in bucket) / (1 << 20) for bucket in split(ps, *sizes_of([(rules[0], ps)], None)["grad"])
     ]
