@@ -197,7 +197,7 @@ def test_fragments_print_and_refuse():
         assert dist.is_initialized()
         model = torch.nn.Linear(2, 2)
         with pytest.raises(ValueError, match="selects none"):
-            bk.attach(model, torch.optim.SGD(model.parameters(), 0.1), *bk.algorithms.diloco(4, fragments=2))
+            bk.attach(model, torch.optim.SGD(model.parameters(), 0.1), bk.algorithms.diloco(4, fragments=2))
 
     ranks(1, run)
 
