@@ -97,11 +97,12 @@ def _value(node: ast.AST) -> Any:
 
 
 def _exported(name: str) -> Any:
-    """Return what the package exports under a name, or `torch`, or the package itself as `bk`."""
-    known = {"torch": torch, "bk": sys.modules[__name__.partition(".")[0]]}
+    """Return what the package exports under a name, a stage of its algorithms, `torch`, or the package itself as `bk`."""
+    inside = [module for path, module in sys.modules.items() if path.startswith(f"{algorithms.__name__}.")]
+    known = {each: value for module in (rules, *inside) for each, value in vars(module).items()}
     for room in (algorithms, stages, compressors, topology):
         known |= {each: getattr(room, each) for each in room.__all__}
-    known |= {each: value for each, value in vars(rules).items() if getattr(value, "__module__", "") == rules.__name__}
-    if name not in known:
+    known |= {"torch": torch, "bk": sys.modules[__name__.partition(".")[0]]}
+    if name not in known or name[0] == "_":
         raise ValueError(f"name {name!r} is not defined")
     return known[name]

@@ -53,10 +53,10 @@ class Comparison:
     hosts: Annotated[int, Range(2)] = 4
     rate: str = "100mbit"
     seeds: Annotated[int, Range(1)] = 1
-    steps: Annotated[int, Range(4)] = 300
-    longest: Annotated[int, Range(4)] = 450
+    steps: Annotated[int, Range(4)] = 180
+    longest: Annotated[int, Range(4)] = 270
     trials: Annotated[int, Range(1)] = 3
-    tried: Annotated[int, Range(1)] = 100
+    tried: Annotated[int, Range(1)] = 60
     lr: float = 5e-4
     timed: Annotated[int, Range(1)] = 20
 
