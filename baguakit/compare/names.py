@@ -97,7 +97,7 @@ def _value(node: ast.AST) -> Any:
 
 
 def _exported(name: str) -> Any:
-    """Return what the package exports under a name, a stage of its algorithms, `torch`, or the package itself as `bk`."""
+    """Return what the package exports under a name, a stage of its algorithms, `torch`, or the package as `bk`."""
     inside = [module for path, module in sys.modules.items() if path.startswith(f"{algorithms.__name__}.")]
     known = {each: value for module in (rules, *inside) for each, value in vars(module).items()}
     for room in (algorithms, stages, compressors, topology):
