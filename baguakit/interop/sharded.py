@@ -299,16 +299,21 @@ class ReduceScatter(UnitCollective):
         self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False
     ) -> None:
         """Write this rank's shard to `output_tensor` on the current stream. Return None, so that FSDP does not wait."""
-        if op not in (ReduceOp.AVG, ReduceOp.SUM):
-            raise RuntimeError(
-                "set_gradient_divide_factor asks FSDP for a weighted sum, and a stage makes means; "
-                "divide the loss instead"
-            )
         life, out, x = self.life, real(output_tensor).view(-1), real(input_tensor).view(-1)
         if not life.fly(self.i, x, scatter, out):
             life.together("gradients", lambda comm: life.show_fault(out.copy_(scatter(Mean(), x, {}, comm))))
-        if op == ReduceOp.SUM:
-            output_tensor.mul_(group.size())
+        if (times := times_mean(op, group.size())) != 1:
+            output_tensor.mul_(times)
+
+
+def times_mean(op: Any, size: int) -> float:
+    """Return the factor between the reduction `op` over `size` ranks and their mean.
+
+    `set_gradient_divide_factor(f)` makes FSDP ask for a sum of gradients / f: 1 / f is the factor of a PREMUL_SUM.
+    """
+    if op == ReduceOp.AVG:
+        return 1
+    return size if op == ReduceOp.SUM else size * float(op.__getstate__()[1])
 
 
 @dataclass(eq=False)

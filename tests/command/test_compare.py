@@ -86,7 +86,7 @@ def test_it_compares_a_user_s_algorithm_and_a_second_run_adds(folder, capsys):
     sent = {cell["contender"]: result["sent"] for cell, result in table if "sent" in result}
     assert all(36 * 4 <= each < 3000 for each in sent.values())  # gradients of 36 values, and small messages
     said = " ".join(capsys.readouterr().out.split())
-    assert "0%: DDP, lr 0.0005, 2 steps" in said and "Seconds and MB to a loss are composed of both." in said
+    assert "0%: DDP, lr 0.0005, seed 1" in said and "Seconds and MB to a loss are composed of both." in said
     assert "DDP: " in said and " s to DDP's loss of " in said and "1.00 ×" in said
     page = (folder / "out" / "table.md").read_text()
     assert "| mine_of_a_user:rule | 0.0005 | " in page and "each paced at 1 Gb/s" in page

@@ -167,3 +167,19 @@ def test_weights_are_gathered_compressed_and_alike():
         assert torch.equal(before, after) and torch.equal(wanted, restored)
         assert 0 < (rounded - wanted).norm() < 0.05 * wanted.norm()
         assert torch.equal(rounded, results[0][3])
+
+
+def test_a_gradient_divide_factor_is_kept():
+    """Trainers that divide a summed loss by all tokens set 1: FSDP then sums gradients, and so does a stage."""
+
+    def run(factor):
+        module = sharded(line())
+        for each in (module[0], module[2], module):
+            each.set_gradient_divide_factor(factor)
+        with bk.interop.fsdp(module, bk.stages.Mean()):
+            loss(module, dist.get_rank(), 0).backward()
+        return torch.cat([p.grad.full_tensor().flatten() for p in module.parameters()])
+
+    for mean, summed, third in zip(*(ranks(2, run, factor) for factor in (2.0, 1.0, 3.0)), strict=True):
+        torch.testing.assert_close(summed, 2 * mean, rtol=1e-6, atol=0)
+        torch.testing.assert_close(third, 2 * mean / 3, rtol=1e-6, atol=0)
