@@ -97,6 +97,7 @@ static void *run_jobs(void *given)
     Shared *shared = given;
     for (i64 i; (i = __atomic_fetch_add(&shared->next, shared->taken, __ATOMIC_RELAXED)) < shared->count;)
         for (i64 end = least(i + shared->taken, shared->count); i < end; i++) shared->job(shared->context, i);
+    __atomic_thread_fence(__ATOMIC_SEQ_CST); /* also what was written past the caches is there before others read it */
     return NULL;
 }
 

@@ -16,6 +16,7 @@ enum { LANES = 16 };
 #define WIDENED(bytes) (places)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)(bytes)))
 #define WIDENED_HALF(bytes) (halves)_mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)(bytes)))
 #define FROM_FP16(h) (lanes)_mm512_cvtph_ps((__m256i)(h))
+#define STREAM(to, x) _mm512_stream_ps(to, (__m512)(x))
 #define TABLED(bits) ((bits) <= 4)
 #define LOOK_UP(table, at) (lanes)_mm512_permutexvar_ps((__m512i)(at), (__m512)(table))
 #elif defined __AVX2__ && defined __F16C__
@@ -23,9 +24,11 @@ enum { LANES = 8 };
 #define WIDENED(bytes) (places)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)(bytes)))
 #define WIDENED_HALF(bytes) (halves)_mm_cvtepi8_epi16(_mm_loadl_epi64((const void *)(bytes)))
 #define FROM_FP16(h) (lanes)_mm256_cvtph_ps((__m128i)(h))
+#define STREAM(to, x) _mm256_stream_ps(to, (__m256)(x))
 #else
 enum { LANES = 4 };
 #define WIDENED(bytes) (places){(bytes)[0], (bytes)[1], (bytes)[2], (bytes)[3]}
+#define STREAM(to, x) memcpy(to, &(x), sizeof(x))
 #endif
 #ifndef LOOK_UP
 #define TABLED(bits) 0
@@ -36,6 +39,19 @@ enum { LANES = 4 };
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t places __attribute__((vector_size(4 * LANES)));
 typedef int16_t halves __attribute__((vector_size(2 * LANES)));
+
+/* Copy values past the caches. */
+INLINE void stream(float *to, const float *from, i64 n)
+{
+    const i64 head = least(n, (i64)(-((uintptr_t)to / sizeof *to) & (LANES - 1))), end = n - (n - head) % LANES;
+    memcpy(to, from, (size_t)head * sizeof *to);
+    for (i64 i = head; i < end; i += LANES) {
+        lanes x;
+        memcpy(&x, from + i, sizeof x);
+        STREAM(to + i, x);
+    }
+    memcpy(to + end, from + end, (size_t)(n - end) * sizeof *to);
+}
 
 typedef struct {
     int32_t bits, wide, padded, rotated;

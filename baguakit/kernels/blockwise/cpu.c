@@ -12,7 +12,7 @@ typedef struct {
     uint8_t *sent;
     float *residual, *weights;
     uint8_t *ok;
-    i64 dtype, drawn, seed[2], threads; /* drawn: round at random */
+    i64 dtype, drawn, seed[2], far, threads; /* drawn: round at random; far: results do not fit the caches */
 } Call;
 
 INLINE int is_centred(const Form *f, int drawn)
@@ -120,20 +120,20 @@ APART Grid measure(const Form *f, const float *x, i64 n, int drawn)
 
 INLINE void encode_float8(const Form *f, const float *x, i64 n, Grid g, const float *draws, uint8_t *restrict codes)
 {
-    const int m = f->m, lowest = 127 + f->e, drop = 23 - m, bias = (lowest - 1) * (1 << 23), largest = f->largest;
-    const float magic = float_of((uint32_t)(lowest + drop) << 23); /* whose last place is that of subnormal codes */
+    const int m = f->m, lowest = 127 + f->e, drop = 23 - m, largest = f->largest;
     for (i64 i = 0; i < n; i++) {
-        int32_t u = (int32_t)bits_of(x[i] * g.scale), size = u & INT32_MAX, code;
+        int32_t u = (int32_t)bits_of(x[i] * g.scale), binade = u & 0x7f800000, k;
+        float size = float_of((uint32_t)u & INT32_MAX);
+        binade = binade > lowest << 23 ? binade : lowest << 23;
         if (draws) {
-            int32_t field = size >> 23 < lowest ? lowest : size >> 23;
-            float level = float_of((uint32_t)size) * float_of((uint32_t)(254 - field + m) << 23), below = floorf(level);
-            code = ((field - lowest) << m) + (int32_t)below + (level - below > draws[i]);
+            float level = size * float_of((uint32_t)(((254 + m) << 23) - binade)), below = floorf(level);
+            k = (int32_t)below + (level - below > draws[i]);
         } else {
-            int32_t normal = (size - bias + (1 << (drop - 1)) - 1 + (size >> drop & 1)) >> drop;
-            int32_t tiny = (int32_t)bits_of(float_of((uint32_t)size) + magic) - (int32_t)bits_of(magic);
-            code = size < lowest << 23 ? tiny : normal;
+            int32_t unit = binade + (drop << 23); /* its last place is that of codes */
+            k = (int32_t)bits_of(size + float_of((uint32_t)unit)) - unit;
         }
-        codes[i] = (uint8_t)((u >> 24 & 0x80) | (code < largest ? code : largest));
+        k += (binade >> drop) - (lowest << m);
+        codes[i] = (uint8_t)((u >> 24 & 0x80) | (k < largest ? k : largest));
     }
 }
 
@@ -182,61 +182,61 @@ APART void pack(const Call *c, const float *x, Span s, uint8_t *row, float *deco
     }
 }
 
-/* Return a buffer's values, which are those of x, with zeros up to a count. */
-INLINE float *copied(float *buffer, const float *x, i64 n, i64 count)
+/* Return the values of a span, with zeros up to the end of the last vector that is read: in place, or in a buffer. */
+INLINE float *values_of(const Call *c, Span s, float *buffer)
 {
-    if (x != buffer) memcpy(buffer, x, (size_t)n * sizeof *x);
-    memset(buffer + n, 0, (size_t)(count - n) * sizeof *x);
+    const float *x = load(c->values, c->dtype, s.at, s.n, buffer);
+    const i64 count = rounded_up(s.all);
+    if (count == s.n) return (float *)x;
+    if (x != buffer) memcpy(buffer, x, (size_t)s.n * sizeof *x);
+    memset(buffer + s.n, 0, (size_t)(count - s.n) * sizeof *x);
     return buffer;
 }
 
-/* Prepare the next values in memory to be written: the machine does not foresee an order of stripes and spans. */
-INLINE void foresee(const float *x, i64 n)
+/* Write the values of a span. Far ones go past the caches, which would first read what was there. */
+INLINE void put(const Call *c, Span s, void *to, i64 dtype, const float *x)
 {
-    for (i64 i = n; i < 2 * n; i += 16) __builtin_prefetch(x + i, 1);
+    if (c->far && dtype == FP32 && (uintptr_t)to % sizeof *x == 0)
+        stream((float *)to + s.at, x, s.n);
+    else
+        store(to, dtype, s.at, s.n, x);
 }
 
 static void compress_span(const Call *c, const Form *f, Span s)
 {
-    float values[WIDEST + SLACK], turned[WIDEST + SLACK], *residual = c->residual ? c->residual + s.at : NULL;
-    const float *x = load(c->values, c->dtype, s.at, s.n, values);
-    if (s.all > s.n || s.n & (SLACK - 1)) x = copied(values, x, s.n, rounded_up(s.all));
+    float space[WIDEST + SLACK], turned[WIDEST + SLACK];
+    const float *x = values_of(c, s, space);
     if (f->rotated) EACH_BLOCK(f, s) rotate(f, x + j, turned + j);
-    pack(c, f->rotated ? turned : x, s, c->sent + s.r * f->row, residual ? turned : NULL);
-    if (!residual) return;
+    pack(c, f->rotated ? turned : x, s, c->sent + s.r * f->row, c->residual ? turned : NULL);
+    if (!c->residual) return;
 
     if (f->rotated) EACH_BLOCK(f, s) restore(f, turned + j);
-    for (i64 i = 0; i < s.n; i++) residual[i] = x[i] - turned[i];
-}
-
-/* Return where to compute values of `c->values`: there, or in a buffer. */
-INLINE float *place_of(const Call *c, Span s, float *buffer)
-{
-    if (c->dtype != FP32 || s.n < s.all || s.n & (SLACK - 1)) return buffer;
-    foresee((float *)c->values + s.at, s.n);
-    return (float *)c->values + s.at;
+    for (i64 i = 0; i < s.n; i++) turned[i] = x[i] - turned[i];
+    put(c, s, c->residual, FP32, turned);
 }
 
 static void decompress_span(const Call *c, const Form *f, Span s)
 {
-    float space[WIDEST + SLACK], *values = place_of(c, s, space);
+    const int apart = c->far || c->dtype != FP32 || s.n != rounded_up(s.all);
+    float space[WIDEST + SLACK], *values = apart ? space : (float *)c->values + s.at;
     EACH_BLOCK(f, s) {
         add_block(f, c->packed + s.r * f->row, 1, NULL, n, b, NOTHING, values + j);
         if (f->rotated) restore(f, values + j);
     }
-    if (values == space) store(c->values, c->dtype, s.at, s.n, values);
+    if (apart) put(c, s, c->values, c->dtype, values);
     if (!c->ok) return;
-    const float *kept = load(c->values, c->dtype, s.at, s.n, space); /* in their dtype they may be infinite */
+    if (c->dtype != FP32) load(c->values, c->dtype, s.at, s.n, space); /* in their dtype they may be infinite */
     uint32_t carried = 0; /* into the sign, from exponents that are all ones */
-    for (i64 i = 0; i < s.n; i++) carried |= (bits_of(kept[i]) & INT32_MAX) + 0x800000;
+    for (i64 i = 0; i < s.n; i++) carried |= (bits_of(values[i]) & INT32_MAX) + 0x800000;
     if (carried >> 31) __atomic_store_n(c->ok, 0, __ATOMIC_RELAXED);
 }
 
 static void add_span(const Call *c, const Form *f, Span s)
 {
-    float space[WIDEST + SLACK], turned[WIDEST + SLACK], *values = place_of(c, s, space);
-    if (values == space) copied(space, load(c->values, c->dtype, s.at, s.n, space), s.n, rounded_up(s.all));
-    float *sums = f->rotated ? turned : values;
+    float space[WIDEST + SLACK], turned[WIDEST + SLACK];
+    float *values = values_of(c, s, space), *sums = f->rotated ? turned : values;
+    /* The next values in memory: the machine does not foresee an order of stripes and spans. */
+    for (i64 i = s.n; values != space && i < 2 * s.n; i += 16) __builtin_prefetch(values + i, 1);
     EACH_BLOCK(f, s) {
         add_block(f, c->packed, c->rows, c->weights, n, b, f->rotated ? ZERO : (Start){values + j, 0}, sums + j);
         if (f->rotated) restore(f, turned + j);

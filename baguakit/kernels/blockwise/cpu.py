@@ -14,6 +14,7 @@ from .float8 import Float8Format
 from .format import PLANES, Format
 from .uniform import SPACINGS, UniformFormat
 
+FAR = 1 << 22  # values: so many fp32 results go past the caches, and are then read as fast as from there
 BLOCKS = tuple(1 << power for power in range(6, 14))
 
 
@@ -83,5 +84,5 @@ def _run(
     values = tensors.get("values")
     dtype = 0 if values is None else cpu.DTYPES.index(values.dtype)
     draws = key is not None, *seed_words(key or 0)
-    given = map(tensors.get, names)
-    cpu.call("blockwise", operation, _form(format, n, block)[0], rows, *given, dtype, *draws, cpu.threads(rows * n))
+    given, work = map(tensors.get, names), (rows * n >= FAR, cpu.threads(rows * n))
+    cpu.call("blockwise", operation, _form(format, n, block)[0], rows, *given, dtype, *draws, *work)
