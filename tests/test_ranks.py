@@ -15,6 +15,7 @@ import torch
 
 import baguakit as bk
 from baguakit.ranks import RankError
+from baguakit.ranks.serving import Launcher
 
 pytest.importorskip("cloudpickle")
 
@@ -299,6 +300,20 @@ def test_a_limit_holds_while_a_call_is_sent(ranks):
 def test_huge_answers_come_whole(ranks):
     answers = ranks.run(lambda: torch.arange(3_000_000) + bk.Comm().rank)
     assert [int(answer[-1]) for answer in answers] == [2_999_999, 3_000_000, 3_000_001]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # sockets of the rank that never was
+def test_an_interrupt_in_the_first_fork_leaves_no_rank_and_does_not_hang(monkeypatch, capfd):
+    def interrupted(*_):
+        raise SystemExit(130)
+
+    monkeypatch.setattr(Launcher, "fork", interrupted)
+    with bk.Ranks(2) as fresh, pytest.raises(SystemExit):
+        fresh.run(os.getpid)
+    monkeypatch.undo()
+    with bk.Ranks(1) as fresh:
+        assert fresh.run(os.getpid) != [os.getpid()]
+    assert "Traceback" not in capfd.readouterr().err
 
 
 def test_closed_ranks_say_so():

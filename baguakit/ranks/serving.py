@@ -236,10 +236,12 @@ class Launcher:
 
     def end(self, pids: Iterable[int]) -> None:
         """Kill the ranks with the process ids `pids`, and wait for their end. Do nothing if the launcher has ended."""
+        if not (pids := tuple(pids)):  # as after an interrupt in the first fork; an empty message would fork a rank
+            return
         ended, theirs = os.pipe()
         with os.fdopen(ended, "rb") as file, contextlib.suppress(OSError):
             with os.fdopen(theirs, "wb"):
-                send(pickle.dumps(tuple(pids)), self._socket, [theirs])
+                send(pickle.dumps(pids), self._socket, [theirs])
             file.read()  # the launcher closes it
 
     def close(self) -> None:
