@@ -29,6 +29,8 @@ for name, code in json.load(open(sys.argv[1])):
         exec(compile(code, name, "exec"), names)
     if names["found"] is not None:
         found[name] = names["found"]
+    if "accelerate.state" in sys.modules:  # the next program may choose another precision
+        sys.modules["accelerate.state"].AcceleratorState._reset_state()
 dist.barrier()
 with open(f"{sys.argv[1]}.{dist.get_rank()}", "w") as file:
     json.dump(found, file)

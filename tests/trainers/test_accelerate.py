@@ -22,13 +22,20 @@ def test_the_page_holds(tmp_path):
 
 
 def test_a_mean_of_weights_after_each_plain_step_is_ddp(tmp_path):
-    """Without clipping, averaging weights after a step of SGD is a step with averaged gradients: none is misread."""
+    """Without clipping, averaging weights after a step of SGD is a step with averaged gradients: none is misread.
+
+    And in bf16 the exact mean is DDP's.
+    """
     needs("accelerate")
     import torch
     from programs import FOUND, on_two_ranks, without
 
     program = program_of("accelerate").replace(*PLAIN_SGD).replace("parameters(), 1.0)", "parameters(), 1e9)")
     programs = {"ddp": without(program) + FOUND, "mean": instead(program, "bk.algorithms.local_sgd(1)") + FOUND}
+    half = program.replace("steps=2)", 'steps=2, mixed_precision="bf16")')
+    programs |= {"half": without(half) + FOUND, "exact": instead(half, "bk.algorithms.gradient_allreduce()") + FOUND}
     found = on_two_ranks(tmp_path, programs)
-    for key in ("losses", "weights"):
-        torch.testing.assert_close(torch.tensor(found["mean"][0][key]), torch.tensor(found["ddp"][0][key]))
+    for one, other in (("mean", "ddp"), ("exact", "half")):
+        for key in ("losses", "weights"):
+            torch.testing.assert_close(torch.tensor(found[one][0][key]), torch.tensor(found[other][0][key]))
+    assert found["half"][0]["losses"] != found["ddp"][0]["losses"]
