@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 import without_hypothesis
-from pool import close_all
+from pool import close_all, ranks
+
+from baguakit.testing import checking
 
 HERE = Path(__file__).parent
 if find_spec("hypothesis") is None:
@@ -34,5 +36,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def pools():
     """End the live ranks with the session."""
+    checking.on_ranks = ranks  # on which warnings are errors
     yield
     close_all()

@@ -16,8 +16,15 @@ from tiers import slow_unless
 
 import baguakit as bk
 from baguakit.compressors import Compressor
-from baguakit.rules import Algorithm, Rule, rules_of
+from baguakit.rules import Algorithm, rules_of
 from baguakit.stages import Stage
+from baguakit.testing.training import averages_gradients as averages_gradients
+from baguakit.testing.training import delayed as delayed
+from baguakit.testing.training import exact as exact
+from baguakit.testing.training import joins as joins
+from baguakit.testing.training import on_weights as on_weights
+from baguakit.testing.training import runs_free as runs_free
+from baguakit.testing.training import scaler as scaler
 
 # The first entry of an algorithm is its usual form. All work on 2 ranks or more.
 ALGORITHMS = (
@@ -157,49 +164,6 @@ def stages(algorithm: Algorithm) -> list[Stage]:
 def windows(algorithm: Algorithm) -> frozenset[str]:
     """Return the windows of all rules."""
     return frozenset(rule.window for rule in rules_of(algorithm))
-
-
-def averages_gradients(algorithm: Algorithm) -> bool:
-    """Return whether all ranks step with the same gradient, so that their weights stay the same."""
-    return all(rule.what == "grad" and rule.stage.same_on_all_ranks for rule in rules_of(algorithm))
-
-
-def runs_free(algorithm: Algorithm) -> bool:
-    """Return whether a rule is free-running: ranks make steps of their own, and no two runs are the same."""
-    return "free_running" in windows(algorithm)
-
-
-def delayed(algorithm: Algorithm) -> bool:
-    """Return whether gradients land in a later step than their own."""
-    return any(rule.what == "grad" and rule.delay for rule in rules_of(algorithm))
-
-
-def exact(algorithm: Algorithm) -> bool:
-    """Return whether nothing is lost on the wire: no stage is lossy, and none has a compressor."""
-    return not any(stage.lossy or hasattr(stage, "compressor") for stage in stages(algorithm))
-
-
-def joins(algorithm: Algorithm) -> bool:
-    """Return whether a rank without batches can take part, by `att.join()`."""
-
-    def takes_part(rule: Rule) -> bool:
-        return rule.window != "free_running" and (rule.what == "data" or rule.stage.same_on_all_ranks)
-
-    return all(map(takes_part, rules_of(algorithm)))
-
-
-def waits_for_weights(algorithm: Algorithm) -> bool:
-    """Return whether ranks wait for each other's weights, so that all must skip a step together."""
-    return bool({"between_steps", "after_step"} & windows(algorithm))
-
-
-def scaler(algorithm: Algorithm, **options: Any) -> torch.amp.GradScaler:
-    """Return the gradient scaler that a script takes with an algorithm."""
-    if not waits_for_weights(algorithm):
-        return torch.amp.GradScaler("cpu", **options)
-    from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
-
-    return ShardedGradScaler(device="cpu", **options)
 
 
 def compressors(dense: bool | None = None) -> list[Compressor]:

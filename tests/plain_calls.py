@@ -192,6 +192,8 @@ BY_KIND: dict[Any, Any] = {
     "bytes": lambda w: b"a",
 }
 SPECIAL |= {
+    ("checks_of", "part"): lambda w, called: bk.topology.Ring(),
+    ("parametrize_with_checks", "parts"): lambda w, called: [bk.topology.Ring()],
     ("Bucket().load", "what"): lambda w, called: "data",
     ("Bucket().store", "what"): lambda w, called: "data",
     ("tune.probe", "seconds"): lambda w, called: 0.02,
@@ -256,6 +258,8 @@ MADE_BY_OTHERS = {
     "data.CacheReport",
     "backend.Report",
     "backend.Row",
+    "testing.Check",
+    "testing.CheckFailed",
     *(f"baguakit.{name}" for name in ("Attachment", "Handle", "PeerError", "RankError", "Report", "Timeline")),
     "compressors.Compressor",
     "topology.Topology",
@@ -266,6 +270,7 @@ COSTLY = {
     "baguakit.Ranks", "net.serve", "net.measure", "net.build", "tune.probe", "tune.plan", "data.RedisStore",
     "baguakit.Comm().receive_later", "baguakit.Comm().send_later", "elastic.join",
     "primitives.compressed_send", "primitives.compressed_receive_", "backend.register",
+    "testing.check_algorithm", "testing.check_compressor", "testing.check_stage", "testing.check_topology",
 }  # fmt: skip
 OPTIONS = {"algorithms.diloco": ["lr"]}
 # Refused here, whatever is given.

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from blind import Blind, Inline, Silent, Two, Waited
+from blind import Inline, Silent
 from everything import COMPRESSORS, made, runs_free, usual
 from tiers import slow_after
 from torch import nn
@@ -17,6 +17,7 @@ from baguakit.keeping import Joint
 from baguakit.kernels.steps.operators import tables_of
 from baguakit.rules import rules_of
 from baguakit.runtime import Channel
+from baguakit.testing.blind import Blind, Two, Waited
 
 compressors, stages, topology = bk.compressors, bk.stages, bk.topology
 DENSE = [each for each in map(made, usual(COMPRESSORS).values()) if each.dense]

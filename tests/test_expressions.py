@@ -93,11 +93,6 @@ def test_what_prints_evaluates_to_an_equal_value(text):
     assert_prints_itself(made(text))
 
 
-@pytest.mark.parametrize("text", everything.ALGORITHMS)
-def test_so_does_every_algorithm(text):
-    assert_prints_itself(everything.made(text))
-
-
 def test_the_list_is_of_all_there_is():
     shown = {repr(made(text)).partition("(")[0] for text in EVERY}
     kinds = (family(Stage) | family(Compressor) | family(Topology)).items()

@@ -34,8 +34,8 @@ FLOORS = [
 LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 # Beside the floors: a wing may use them up to the algorithms, and no floor may use a wing.
 WINGS = {"data", "net", "pictures", "ranks", "tune"}
-# Above all of them: comparisons, the store, the command, and the module that `python -m baguakit` runs.
-TOP = ({"compare", "store"}, {"command"}, {"__main__"})
+# Above all of them: comparisons, the store, checks, the command, and the module that `python -m baguakit` runs.
+TOP = ({"compare", "store", "testing"}, {"command"}, {"__main__"})
 TOPMOST = {room: level for level, rooms in enumerate(TOP) for room in rooms}
 # Who may speak to torch.distributed: the door; what gives it hooks; and what makes processes that have a group.
 DISTRIBUTED = {
@@ -51,12 +51,16 @@ DISTRIBUTED = {
     "compare",
     "elastic",
     "store",
+    "testing",
 }
 ROOF = "__init__"
 # Rooms that others know by their `__init__` only.
 FACED = {"monitor", "runtime", "flights", "report", "attach"}
 # (from, to): why this import is an exception.
-NOTED = {("comm", "lanes"): "each flow of a divided message is waited for on a lane of its own"}
+NOTED = {
+    ("comm", "lanes"): "each flow of a divided message is waited for on a lane of its own",
+    ("__init__", "testing"): "bk.testing is imported at its first use",
+}
 
 
 def room(path):

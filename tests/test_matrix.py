@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 import torch.distributed as dist
-from everything import ALGORITHMS, family, made, of_each_kind, runs_free, scaler, waits_for_weights, windows
+from everything import ALGORITHMS, family, made, of_each_kind, on_weights, runs_free, scaler, windows
 from pool import ranks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -197,7 +197,7 @@ def test_no_rank_learns_them_alone(digits):
         assert alone <= 0.55 and merged < min(way.reaches for way in CELLS.values())
 
 
-@pytest.mark.parametrize("algorithm", [each for each in ALGORITHMS if waits_for_weights(made(each))])
+@pytest.mark.parametrize("algorithm", [each for each in ALGORITHMS if on_weights(made(each))])
 def test_rules_on_weights_are_refused_with_a_scaler_that_skips_alone(algorithm):
     """On both ranks, before anything hangs."""
 

@@ -8,40 +8,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import baguakit as bk
-
-
-def net(dtype: torch.dtype = torch.float32, bias: bool = True) -> nn.Module:
-    """Return a small network, the same on every rank."""
-    torch.manual_seed(0)
-    layers = [
-        nn.Linear(6, 10, bias=bias),
-        nn.Tanh(),
-        nn.Linear(10, 7, bias=bias),
-        nn.Tanh(),
-        nn.Linear(7, 1, bias=bias),
-    ]
-    return nn.Sequential(*layers).to(dtype)
-
-
-def batch(rank: int, step: int, dtype: torch.dtype = torch.float32, rows: int = 8) -> tuple[Tensor, Tensor]:
-    """Return the data of a rank at a step: each rank has its own."""
-    draw = torch.Generator().manual_seed(1000 * step + rank)
-    x = torch.randn(rows, 6, generator=draw, dtype=torch.float64)
-    return x.to(dtype), (x[:, :3].sum(1, keepdim=True) + rank).to(dtype)
-
-
-def loss(model: nn.Module, rank: int, step: int) -> Tensor:
-    x, y = batch(rank, step, next(model.parameters()).dtype)
-    return (model(x) - y).square().mean()
+from baguakit.testing.training import batch as batch
+from baguakit.testing.training import loss, net, sgd
 
 
 def flat(model: nn.Module) -> Tensor:
     """Return all weights as one tensor."""
     return torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
-
-
-def sgd(params: Any, lr: float = 0.05) -> torch.optim.Optimizer:
-    return torch.optim.SGD(params, lr=lr, momentum=0.9)
 
 
 def net_and_sgd() -> tuple[nn.Module, torch.optim.Optimizer]:

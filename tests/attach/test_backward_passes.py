@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 import torch.distributed as dist
-from everything import ALGORITHMS, delayed, made, others_slow, runs_free, waits_for_weights
+from everything import ALGORITHMS, delayed, made, on_weights, others_slow, runs_free
 from pool import ranks
 from saying import TIMEOUT, Fails, said
 from torch import nn
@@ -13,6 +13,7 @@ from training import attached, batch, close, flat, loss, mean_loop, net, net_and
 
 import baguakit as bk
 from baguakit.rules import rules_of
+from baguakit.testing.training import Course
 
 GOSSIP = [lambda bk: bk.algorithms.decentralized(), lambda bk: bk.algorithms.decentralized(order="atc")]
 
@@ -136,42 +137,19 @@ WITH_GRADIENTS = [  # of which a rule acts on gradients at the step that fails, 
     for each in ALGORITHMS
     if not runs_free(made(each))
     and not delayed(made(each))
+    and not on_weights(made(each))
     and any(rule.what == "grad" and rule.acts(3) for rule in rules_of(made(each)))
 ]
 
 
-def skipping(algorithm, at, without, scaled=False, steps=6):
-    """Train, and skip a batch whose backward fails: rank 1's at step `at`; or, `without`, no rank sees that batch."""
-    rank, model = dist.get_rank(), net()
-    optimizer = sgd(model.parameters())
-    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, enabled=scaled)
-    with bk.attach(model, optimizer, made(algorithm), bucket_bytes=200, scaler=scaler if scaled else None) as att:
-        for step in range(steps):
-            if without and step == at:
-                continue
-            optimizer.zero_grad()
-            x = torch.randn(8, 6, generator=torch.Generator().manual_seed(100 * step + rank))
-            hidden = model[2](model[1](model[0](x)))
-            hidden = Fails.apply(hidden) if step == at and rank == 1 else hidden
-            try:
-                scaler.scale(model[4](model[3](hidden)).square().mean()).backward()
-            except MemoryError:
-                continue
-            scaler.step(optimizer)
-            scaler.update(1024.0 if scaled else None)
-        return flat(model), att.step
-
-
 @pytest.mark.parametrize("algorithm", others_slow(WITH_GRADIENTS))
-def test_a_failed_backward_costs_all_ranks_the_same_step(algorithm):
-    """With a gradient scaler, too, where rules on weights do not want another."""
+def test_a_failed_backward_costs_all_ranks_the_same_step_with_a_gradient_scaler(algorithm):
+    def run(**options):
+        return Course(6, scale=1024.0, **options).run(made(algorithm))
 
-    def run(scaled):
-        return skipping(algorithm, 3, False, scaled), skipping(algorithm, 3, True, scaled)
-
-    for scaled in (False,) if waits_for_weights(made(algorithm)) else (False, True):
-        for (weights, step), (expected, wanted) in ranks(2 if scaled else 3, run, scaled):
-            assert torch.equal(weights, expected) and step == wanted == 5, scaled
+    for found, wanted in ranks(2, lambda: (run(fails=(3,)), run(without=(3,)))):
+        assert found.keys() == wanted.keys() and all(found[name].equal(wanted[name]) for name in found)
+        assert found["the number of steps"] == 5
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""An attachment leaves nothing behind."""
+"""An attachment leaves nothing behind; `test_parts.py` has the check `detach` of every algorithm."""
 
 import gc
 import os
@@ -24,13 +24,11 @@ def belongings():
 @pytest.mark.parametrize(
     "ending, some",
     [
-        ("detach", of_each_kind(kind_of=windows)),
         pytest.param("refusal", of_each_kind(kind_of=windows), marks=pytest.mark.slow),
         ("exception", ["gradient_allreduce()", "after_step(Mean(), delay=1)"]),
-        pytest.param("detach", usual().values(), marks=pytest.mark.slow),
         pytest.param("refusal", usual().values(), marks=pytest.mark.slow),
     ],
-    ids=["detach", "refusal", "exception", "detach from any", "refusal of any"],
+    ids=["refusal", "exception", "refusal of any"],
 )
 def test_cycles_leave_nothing(ending, some):
     """Two rounds; where ranks raise, which they wait for, with one algorithm for gradients and one for weights."""

@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 import torch
-from blind import Blind, Done, Inline, Silent, Two
+from blind import Done, Inline, Silent
 from pool import ranks
 from torch import nn
 from training import loss, net_and_sgd
@@ -14,6 +14,7 @@ from baguakit.flights.gradients import GradientRunner
 from baguakit.flights.weights import WeightRunner
 from baguakit.monitor.monitor import Fault, Monitor
 from baguakit.runtime import Channel
+from baguakit.testing.blind import Blind, Two
 
 
 @pytest.mark.parametrize("name", ["gradient_allreduce", "bytegrad", "decentralized"])

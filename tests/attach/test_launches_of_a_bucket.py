@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from blind import Blind, Inline, Silent, Two
+from blind import Inline, Silent
 from everything import made
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,6 +15,7 @@ from baguakit.flights.life import Decisions
 from baguakit.keeping import Joint
 from baguakit.rules import rules_of
 from baguakit.runtime import Channel
+from baguakit.testing.blind import Blind, Two
 
 NO_KERNEL = {  # views, and memory without values
     "view", "detach", "as_strided", "slice", "select", "unbind", "split", "split_with_sizes", "alias", "empty",

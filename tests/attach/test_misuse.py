@@ -3,46 +3,15 @@
 import pytest
 import torch
 import torch.distributed as dist
-from everything import ALGORITHMS, made, others_slow
 from pool import ranks
 from saying import TIMEOUT, said, train
 from tiers import slow_after
-from training import loss, net, sgd
+from training import net, sgd
 
 import baguakit as bk
-from baguakit.rules import rules_of
 
 FEEDBACK = "bytegrad(MinMaxUInt8(block=64), error_feedback=True)"
 LOCAL = "local_sgd(every=3)"
-UNLIKE_AN_AVERAGE = [
-    each
-    for each in ALGORITHMS
-    if any(rule.what == "grad" and (rule.delay or not rule.stage.averages) for rule in rules_of(made(each)))
-]
-
-
-# A second backward before a step
-
-
-@pytest.mark.parametrize("algorithm", others_slow(UNLIKE_AN_AVERAGE))
-def test_a_second_backward_after_the_gradient_was_replaced_is_refused(algorithm):
-    def run(zeroed):
-        model = net()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        with bk.attach(model, optimizer, made(algorithm)):
-            loss(model, 0, 0).backward()
-            if zeroed is not None:
-                optimizer.zero_grad(set_to_none=zeroed)
-            loss(model, 0, 1).backward()
-            optimizer.step()
-
-    for sentence in ranks(2, said, run, None):
-        assert sentence.startswith("RuntimeError: a second backward has added gradients to what during_backward(")
-        assert "att.no_sync()" in sentence
-    for zeroed in (True, False):
-        assert ranks(2, said, run, zeroed) == ["", ""]
-
-
 # Calls that all ranks must make
 
 

@@ -1,14 +1,12 @@
 """Resume: bitwise the run that was not interrupted; with other buckets or ranks, as declared."""
 
-import io
 import tempfile
 import warnings
-from itertools import pairwise
 
 import pytest
 import torch
 import torch.distributed as dist
-from everything import ALGORITHMS, exact, family, made, others_slow, runs_free, windows
+from everything import ALGORITHMS, family, made, others_slow, runs_free
 from pool import ranks
 from tiers import slow_after
 from torch import nn
@@ -24,51 +22,7 @@ MIXING = [  # rules that only average weights
     for each in REPEATABLE
     if all(rule.what == "data" for rule in rules_of(made(each))) and family(each) not in MOMENTUM
 ]
-DELAYED = "after_step(Mean(), every=4, delay=2)"
 FEEDBACK = "bytegrad(MinMaxUInt8(block=64), error_feedback=True)"
-
-
-def run(algorithm, stops, steps=9, cuts=(1 << 20,)):
-    """Train `steps` steps; at each of `stops` save everything, and go on from it with a new model and attachment."""
-    saved = None
-    bounds = [0, *stops, steps]
-    for i, (start, stop) in enumerate(pairwise(bounds)):
-        model, optimizer = net_and_sgd()
-        with bk.attach(model, optimizer, made(algorithm), bucket_bytes=cuts[i % len(cuts)]) as att:
-            if saved is not None:
-                loaded = torch.load(io.BytesIO(saved), weights_only=True)
-                model.load_state_dict(loaded["model"])
-                optimizer.load_state_dict(loaded["optimizer"])
-                att.load_state_dict(loaded["att"])
-            run_steps(model, optimizer, range(start, stop))
-            buffer = io.BytesIO()
-            state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "att": att.state_dict()}
-            torch.save(state, buffer)
-            saved = buffer.getvalue()
-    return flat(model), att.step
-
-
-EXACT = [each for each in REPEATABLE if exact(made(each))]
-STOPS = (3, 5)  # the second with delayed flights under way
-
-
-@pytest.mark.parametrize("algorithm", others_slow([*REPEATABLE, DELAYED]))
-def test_a_resumed_run_is_the_uninterrupted_one(algorithm):
-    def both():
-        return run(algorithm, ()), run(algorithm, STOPS)
-
-    for (whole, step), (parts, resumed) in ranks(3, both):
-        assert torch.equal(whole, parts) and step == resumed == 9
-
-
-@pytest.mark.parametrize("algorithm", [*others_slow(EXACT, windows), DELAYED])
-def test_other_buckets_change_nothing(algorithm):
-    """Rules on weights are the same in any buckets; a mean over two ranks is, too."""
-
-    def both():
-        return run(algorithm, ())[0], run(algorithm, STOPS, cuts=(1 << 20, 1, 200))[0]
-
-    assert all(torch.equal(*each) for each in ranks(2, both))
 
 
 def test_residuals_survive_other_buckets():

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from blind import Two
 from chunks import DTYPES, INFINITY, NAN, by_sorting, drawn
 from pool import never_waiting
 
 from baguakit.compressors import BFloat16, MinMaxUInt8, TopK, UInt2
 from baguakit.kernels import topk
 from baguakit.stages import ErrorFeedback, SparseMean
+from baguakit.testing.blind import Two
 
 
 def by_definition(x: torch.Tensor, compressor: TopK) -> torch.Tensor:
