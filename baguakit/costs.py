@@ -28,11 +28,12 @@ from collections import Counter
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import lru_cache
 from operator import add
-from typing import Any
+from typing import Annotated, Any
 
-from .arguments import Declared, Natural, Positive, checked, describe
+from .arguments import Declared, Positive, Range, checked, describe
 from .compressors import Compressor
 from .topology import Topology
+from .topology.base import MOST_RANKS
 
 FP32 = 4
 ROUNDS = 64  # the most rounds of a period that are examined
@@ -293,7 +294,7 @@ class Place(Declared):
         return Cost(q, q)
 
     @checked
-    def messages(self, k: Natural, b: float) -> Cost:
+    def messages(self, k: Annotated[int, Range(0, MOST_RANKS)], b: float) -> Cost:
         """Return the cost of a message of b bytes to each of k ≥ 0 neighbours. Any rank may be a neighbour."""
         return exchange(self.link.to_all, min(k, 1), k * b)
 
