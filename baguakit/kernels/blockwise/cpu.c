@@ -126,7 +126,7 @@ INLINE void encode_float8(const Form *f, const float *x, i64 n, Grid g, const fl
         float size = float_of((uint32_t)u & INT32_MAX);
         binade = binade > lowest << 23 ? binade : lowest << 23;
         if (draws) {
-            float level = size * float_of((uint32_t)(((254 + m) << 23) - binade)), below = floorf(level);
+            float level = size * float_of(((254u + (uint32_t)m) << 23) - (uint32_t)binade), below = floorf(level);
             k = (int32_t)below + (level - below > draws[i]);
         } else {
             int32_t unit = binade + (drop << 23); /* its last place is that of codes */

@@ -33,10 +33,11 @@ INLINE void sgd(float *restrict p, const float *restrict g, float *restrict b, i
 }
 
 INLINE void adam(
-    float *restrict p, const float *restrict g, float *restrict m, float *restrict v, i64 n, const Step *s, int decays)
+    float *restrict p, const float *restrict g, float *restrict m, float *restrict v, i64 n, const Step *s)
 {
     const float decay = s->numbers[0], first = s->numbers[1], kept = s->numbers[2], second = s->numbers[3];
     const float root = s->numbers[4], eps = s->numbers[5], size = s->numbers[6], factor = s->numbers[7];
+    const int decays = (int)s->decay;
     for (i64 i = 0; i < n; i++) {
         float x = g[i] * factor, w = decays == DECOUPLED ? p[i] * decay : p[i];
         if (decays == COUPLED)
@@ -86,10 +87,8 @@ static void step_tile(const void *given, i64 job)
         sgd(p, g, u, n, s);
     else if (s->rule == LION)
         lion(p, g, u, n, s);
-    else if (s->decay == DECOUPLED)
-        adam(p, g, u, v, n, s, DECOUPLED);
     else
-        adam(p, g, u, v, n, s, s->decay);
+        adam(p, g, u, v, n, s);
     if (s->drawn)
         draw((uint16_t *)address(r->p) + at, p, n, (uint64_t)(r->start + at), s->low, s->high);
     else if (s->p != FP32)
