@@ -20,7 +20,8 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "command.md"
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# Long tables are cut to the rows that begin with one of these words.
+# Of long outputs the page shows what comes from this line on, and of tables the rows that begin with one of these words.
+BEGIN = {"baguakit doctor --bench": "Each operation"}
 ROWS = {"baguakit doctor --bench": ("MinMaxUInt8()", "UInt4()", "mixing", "top-k", "optimizer")}
 
 
@@ -63,7 +64,8 @@ def one_machine(command: str) -> str:
 
 
 def cut(command: str, text: str) -> str:
-    """Return the output without the rows of a table that the page leaves out."""
+    """Return the part of an output that the page shows."""
+    text = text[text.index(BEGIN.get(command, "")) :]
     lines: list[str] = []
     inside = False  # the table, which begins after a line of dashes and ends with an empty one
     for line in text.splitlines():

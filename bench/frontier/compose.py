@@ -11,7 +11,7 @@ from baguakit.compare.contenders import DDP, Contender
 from baguakit.compare.table import Table
 from baguakit.compare.trials import best_rate
 
-from .contenders import ALONE, CONTENDERS
+from .contenders import ALONE, CONTENDERS, MUON
 from .timing import HOSTS, NETWORKS, is_of, timed
 from .trajectories import MADE, SEEDS, with_ranks
 
@@ -52,11 +52,12 @@ def targets(losses: Table, ranks: int = HOSTS) -> list[float]:
 def steps_beside_ddp(losses: Table) -> dict[str, float]:
     """Return steps to DDP's last loss as a multiple of DDP's, by the expression of each algorithm that reached it.
 
-    One seed tells too little: contenders without all seeds are left out.
+    One seed tells too little: contenders without all seeds are left out. So are those with Muon, whose steps are those of
+    the optimizer, and not of the algorithm. An average in fp32 takes DDP's steps.
     """
-    goals, found = targets(losses), {}
+    goals, found = targets(losses), {"during_backward(Mean())": 1.0}
     for each in CONTENDERS if len(curves(losses, DDP)) == len(SEEDS) else ():
-        known = curves(losses, each) if each.algorithm and not each.free else []
+        known = curves(losses, each) if each.algorithm and not each.free and each.optimizer != MUON else []
         steps = reached(mean_of(known), goals[-1])
         if len(known) == len(SEEDS) and math.isfinite(steps):
             found[" + ".join(map(repr, each.rules()))] = round(steps / MADE.steps, 3)
