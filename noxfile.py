@@ -130,7 +130,7 @@ def variables(session: nox.Session, *paths: Path) -> dict[str, str | None]:
     """Return the variables of an environment's processes; None unsets one."""
     unset: dict[str, str | None] = {name: None for name in os.environ if name.startswith(("PYTEST_", "TRITON_"))}
     found = unset | {"PYTHONPATH": os.pathsep.join(map(str, [*paths, ROOT])), "OMP_NUM_THREADS": "1"}
-    if session.virtualenv.location:  # programs that compile the codec wait for one another if they keep it in one place
+    if session.python:  # programs that compile the codec wait for one another if they keep it in one place
         found["XDG_CACHE_HOME"] = str(Path(session.virtualenv.location, "cache"))
     return found | {"PYTHONUNBUFFERED": "1"}
 
@@ -150,7 +150,7 @@ def run_tests(
         without: patterns of files in them that it is not given.
     """
     python, env = (
-        sys.executable if session.virtualenv.location is None else "python",
+        "python" if session.python else sys.executable,
         variables(session, *(paths or [])),
     )
     session.run(python, "-c", VERSIONS, env=env)
