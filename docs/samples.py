@@ -20,7 +20,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "command.md"
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-# Of long outputs the page shows what comes from this line on, and of tables the rows that begin with one of these words.
+# The page shows long outputs from this line on, and of their tables the rows that begin with one of these words.
 BEGIN = {"baguakit doctor --bench": "Each operation"}
 ROWS = {"baguakit doctor --bench": ("MinMaxUInt8()", "UInt4()", "mixing", "top-k", "optimizer")}
 

@@ -44,6 +44,8 @@ def test_a_sample_is_what_the_command_prints(sample):
 
 
 def test_a_table_is_cut_to_the_rows_of_the_page():
-    text = "before\n\nEach operation\n\nname\n-----\nFloat8()  1\nUInt4()  2\nSign()  3\nTernary()  4\nmixing  5\n\ncopies\n"
-    shown = "Each operation\n\nname\n-----\n…\nUInt4()  2\n…\nmixing  5\n\ncopies\n"
+    text = (
+        "before\n\nEach operation\n\nname\n---\nFloat8()  1\nUInt4()  2\nSign()  3\nTernary()  4\nmixing  5\n\ncopies\n"
+    )
+    shown = "Each operation\n\nname\n---\n…\nUInt4()  2\n…\nmixing  5\n\ncopies\n"
     assert samples.cut("baguakit doctor --bench", text) == shown and samples.cut("baguakit demo", text) == text

@@ -52,8 +52,8 @@ def targets(losses: Table, ranks: int = HOSTS) -> list[float]:
 def steps_beside_ddp(losses: Table) -> dict[str, float]:
     """Return steps to DDP's last loss as a multiple of DDP's, by the expression of each algorithm that reached it.
 
-    One seed tells too little: contenders without all seeds are left out. So are those with Muon, whose steps are those of
-    the optimizer, and not of the algorithm. An average in fp32 takes DDP's steps.
+    One seed tells too little: contenders without all seeds are left out. So are those with Muon: their steps show
+    the optimizer, and not the algorithm. An average in fp32 takes DDP's steps.
     """
     goals, found = targets(losses), {"during_backward(Mean())": 1.0}
     for each in CONTENDERS if len(curves(losses, DDP)) == len(SEEDS) else ():
