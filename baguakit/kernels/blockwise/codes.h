@@ -165,8 +165,7 @@ typedef struct {
 
 /* Write the sums of rows of n codes to `out`. A pass takes whole vectors of each stripe of the narrowest plane. */
 INLINE void add_codes(
-    const Row *rows, i64 count, const int bits, const int m, const int weighted, const i64 *at, i64 n, Start start,
-    float *out)
+    const Row *rows, i64 count, const int bits, const int m, const i64 *at, i64 n, Start start, float *out)
 {
     const int narrowest = bits & -bits, beside = narrowest > 1 ? narrowest / 2 : 1, vectors = 8 / narrowest * beside;
     const i64 width = n * narrowest / 8;
@@ -195,8 +194,7 @@ INLINE void add_codes(
                     low += p;
                 }
                 if (!m && !TABLED(bits)) x = __builtin_convertvector(u, lanes) + r->bottom;
-                x = TABLED(bits) ? LOOK_UP(r->table, u) : weighted ? x * r->step * r->weight : x * r->step;
-                sums[k] += x;
+                sums[k] += TABLED(bits) ? LOOK_UP(r->table, u) : x * r->step * r->weight;
             }
 #pragma GCC unroll 8
         for (int k = 0; k < vectors; k++) memcpy(out + PLACE(k), &sums[k], sizeof *sums);
@@ -229,10 +227,7 @@ INLINE void add_rows(const Rows *given, const int bits, const int m, i64 n, Star
             if (TABLED(bits))
                 r->table = (__builtin_convertvector(code & ((1 << bits) - 1), lanes) + g.bottom) * r->step * r->weight;
         }
-        if (bits < 8 || given->weights) /* one copy of the code is enough where weights cost little */
-            add_codes(rows, count, bits, m, 1, given->at, n, start, out);
-        else
-            add_codes(rows, count, bits, m, 0, given->at, n, start, out);
+        add_codes(rows, count, bits, m, given->at, n, start, out);
     }
 }
 
