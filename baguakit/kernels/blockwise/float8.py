@@ -18,8 +18,8 @@ to 1.75 · 2¹²⁷. A block with a NaN or an infinity has the byte 255 and code
 Random rounding is unbiased: if |x| / s is between adjacent float8 numbers a < b, it becomes b with the probability
 (|x| / s − a) / (b − a).
 
-This file is the definition, with torch's casts. `float8_gpu.py` computes the same codes with integers, because casts on
-older GPUs and in Triton's interpreter differ from torch's:
+This file is the definition, with torch's casts. `float8_gpu.py` and `cpu.c` compute the same codes with integers,
+because casts on older GPUs and in Triton's interpreter differ from torch's:
 
     f    = max(exponent of |x / s| − e + 1, 1)       the exponent field of the code
     k    = |x / s| · 2ᵐ⁻ᵉ⁻ᶠ⁺¹, rounded               2ᵐ ≤ k ≤ 2ᵐ⁺¹, or less if f = 1
