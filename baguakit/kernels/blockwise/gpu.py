@@ -87,7 +87,7 @@ def load_plane(row_ptr, n, block, PLANE, FORM, BLOCK, MASKED, WIDTH):
 def words_at(row_ptr, block, FORM, BLOCK, WIDTH):
     """Return pointers to the codes of whole blocks, 32 bits at a time."""
     WORDS: tl.constexpr = BLOCK * FORM[BITS] // 32
-    HELD: tl.constexpr = max(min(WIDTH, 4 * FORM[BITS]), 4)  # bytes of a thread, as in `bytes_at`
+    HELD: tl.constexpr = max(WIDTH, 4)  # bytes of a thread, as in `bytes_at`
     at = row_ptr.to(tl.pointer_type(tl.uint32)) + (block[None, :] * WORDS + tl.arange(0, WORDS)[:, None])
     return tl.multiple_of(at, [HELD, HELD])
 
@@ -334,27 +334,31 @@ def _tiles(
     """Return (first tile, number of tiles, options) of each launch over a row."""
     return [
         (first, tiles, options_of(kernel, format, block, itemsize, masked, stride))
-        for first, tiles, masked in tiled(n, tile_of(kernel, format, block))
+        for first, tiles, masked in tiled(n, tile_of(kernel, format, block, itemsize)[0])
     ]
 
 
-def tile_of(kernel: Any, format: Format, block: int) -> int:
-    return max(block, TILES[kernel] if format.bits == 8 and not format.rotated else WARP) // block * block
+def tile_of(kernel: Any, format: Format, block: int, itemsize: int) -> tuple[int, int]:
+    """Return the number of values of a tile, and of a warp."""
+    packed = kernel is reduce_kernel and format.bits == 1 and itemsize == 1  # little to load, for many headers
+    warp = 2 * WARP if packed else WARP
+    tile = TILES[kernel] if format.bits == 8 and not format.rotated else warp
+    return max(block, tile) // block * block, warp
 
 
 def options_of(kernel: Any, format: Format, block: int, itemsize: int, masked: bool, stride: int) -> dict[str, Any]:
     """Return a kernel's constants and options for values of `itemsize` bytes, in rows `stride` values apart."""
-    module, tile = twin_of(format), tile_of(kernel, format, block)
+    module, (tile, warp) = twin_of(format), tile_of(kernel, format, block, itemsize)
     form = format.bits, format.padded, format.rotated, *format.numbers
     device = {"MEASURE": module.measure, "ENCODE": module.encode, "DECODE": module.decode, "FORM": form}
     device["ADD_UP"] = module.add_up if format.bits in (1, 2, 4) and not masked else None
     device["JOIN"] = module.join_signs if format.bits == 1 and not masked else None
     device |= {"WORD": WORDS[format.header_bytes], "BLOCK": block, "BLOCKS": tile // block, "MASKED": masked}
-    width = min(16 // itemsize, 4 * PLANES[format.bits][0])  # a thread's part of what a warp of 32 holds
+    width = min(16 // itemsize, PLANES[format.bits][0] * warp // 256)  # a thread's part of what a warp of 32 holds
     # Masked values move one by one. A row begins at a multiple of the stride, which limits the alignment of the row.
     device |= {"WIDTH": 1 if masked else gcd(width, stride), "NARROW": masked or stride % 16 != 0}
     constants = {name: value for name, value in device.items() if name in kernel.arg_names}
-    return constants | {"num_warps": tile // WARP, "enable_fp_fusion": False}
+    return constants | {"num_warps": max(1, tile // warp), "enable_fp_fusion": False}
 
 
 def _aligned(packed: Tensor) -> Tensor:

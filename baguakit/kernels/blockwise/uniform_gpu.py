@@ -12,6 +12,7 @@ from .gpu import BITS, ROTATED, word_of, words_at
 SMALLEST, NAN, INFINITY = tl.constexpr(2.0**-126), tl.constexpr(float("nan")), tl.constexpr(float("inf"))
 REACH, LARGEST, LARGEST_BF16 = tl.constexpr(32760.0), tl.constexpr(2.0**127), tl.constexpr(255 * 2.0**120)
 INFINITY_BITS = tl.constexpr(0x7F800000)
+ORIGIN, ORIGIN_BITS = tl.constexpr(2.0**23), tl.constexpr(0x4B000000)
 TWO, THREE = tl.constexpr(1.2479), tl.constexpr(0.7344)  # spacings
 
 
@@ -128,8 +129,8 @@ def encode(x, word, scale, draw, FORM):
 def join_signs(x, scale):
     """Return the words of codes of one bit of whole blocks, rounded to nearest."""
     BLOCKS: tl.constexpr = x.shape[1]
-    # 0 stands for -0. Four values, one for each byte of a word, become four bytes of signs.
-    parts = tl.reshape((x + 0.0).to(tl.uint32, bitcast=True), (8, x.shape[0] // 32, 2, 2, BLOCKS))
+    # Four values, one for each byte of a word, become four bytes of signs. No average is -0.
+    parts = tl.reshape(x.to(tl.uint32, bitcast=True), (8, x.shape[0] // 32, 2, 2, BLOCKS))
     even, odd = tl.split(tl.permute(parts, (0, 1, 4, 2, 3)))
     a, c = tl.split(even)
     b, d = tl.split(odd)
@@ -156,7 +157,8 @@ def decode(codes, word, FORM):
 
 # The sum of rows. In units of a power of two, steps are integers of at most 16 bits. One instruction (dp2a) adds to a
 # total the products of two rows' steps with two bytes. So the bytes of two rows are put in turn into words, and codes
-# are masked where they are in a byte: the total is 2^place times the sum of codes times steps. Bottoms are added last.
+# are masked where they are in half a byte: the total is 2^place times the sum of codes times steps. Bottoms are added
+# last.
 
 
 @triton.jit
@@ -168,31 +170,60 @@ def add_up(packed_ptr, rows, factor, row_bytes, header_at, block, FORM, BLOCK, W
     PLANE: tl.constexpr = FORM[BITS]
     WORDS: tl.constexpr = BLOCK * PLANE // 32
     BLOCKS: tl.constexpr = block.shape[0]
-    unit, scale, base, reach = units_of(packed_ptr, rows, row_bytes, header_at, block, FORM)
-    place = tl.arange(0, 8 // PLANE)[:, None, None] * PLANE
-    mask = (((1 << PLANE) - 1) * 0x01010101 << place).to(tl.uint32)
-    # One total for each byte of a word.
-    a = tl.zeros((8 // PLANE, WORDS, BLOCKS), tl.uint32)
-    b, c, d = a, a, a
-    for first in tl.range(0, rows, 8):
-        words, steps = (), ()
-        for row in tl.static_range(8):  # all loads, before what waits for them
-            row_ptr = packed_ptr + tl.minimum(first + row, rows - 1).to(tl.int64) * row_bytes
-            words += (tl.load(words_at(row_ptr, block, FORM, BLOCK, WIDTH)),)  # type: ignore[assignment]
-            steps += (tl.where(first + row < rows, units_at(row_ptr, header_at, block, scale), 0),)  # type: ignore[assignment]
-        for row in tl.static_range(0, 8, 2):
-            step = chosen(steps[row], steps[row + 1], 0x5410)[None, None, :]
-            low = tl.reshape(chosen(words[row], words[row + 1], 0x5140), (1, WORDS, BLOCKS)) & mask
-            high = tl.reshape(chosen(words[row], words[row + 1], 0x7362), (1, WORDS, BLOCKS)) & mask
-            a, b = products(step, low, a, False), products(step, low, b, True)
-            c, d = products(step, high, c, False), products(step, high, d, True)
-    total = tl.permute(tl.join(tl.join(a, b), tl.join(c, d)), (0, 1, 4, 3, 2))
-    scaled = (unit * factor)[None, None, :]
-    lowered = tl.reshape(scaled * ((127 - place) << 23).to(tl.float32, bitcast=True), (8 // PLANE, 1, 1, 1, BLOCKS))
-    total = tl.fma(total.to(tl.float32), lowered, (base * unit * factor)[None, None, None, None, :])
+    at = words_at(packed_ptr, block, FORM, BLOCK, WIDTH)
+    codes = eight_of(at, 0, rows, row_bytes)  # before what waits for headers
+    word = words_of(packed_ptr, 0, rows, row_bytes, header_at, block)
+    unit, scale, base, reach = units_of(word, packed_ptr, rows, row_bytes, header_at, block, FORM)
+    # One total for each byte of a word. Their bits are those of 2^23 + total, which need no conversion.
+    a = tl.full((8 // PLANE, WORDS, BLOCKS), ORIGIN_BITS, tl.uint32)
+    a, b, c, d = add_eight((a, a, a, a), codes, word, scale, FORM, BLOCK)
+    for first in tl.range(8, rows, 8):
+        codes = eight_of(at, first, rows, row_bytes)
+        word = words_of(packed_ptr, first, rows, row_bytes, header_at, block)
+        a, b, c, d = add_eight((a, b, c, d), codes, word, scale, FORM, BLOCK)
+    total = tl.permute(tl.join(tl.join(a, b), tl.join(c, d)), (0, 1, 4, 3, 2)).to(tl.float32, bitcast=True)
+    place = (tl.arange(0, 8 // PLANE) * PLANE & 3)[:, None]
+    lowered = (unit * factor)[None, :] * ((127 - place) << 23).to(tl.float32, bitcast=True)
+    start = (base * unit * factor)[None, :] - lowered * ORIGIN
+    shape: tl.constexpr = (8 // PLANE, 1, 1, 1, BLOCKS)
+    total = tl.fma(total, tl.reshape(lowered, shape), tl.reshape(start, shape))
     # Magnitudes have at most 17 digits; and units are so large that u of `uniform.py` is no larger.
     most = tl.where((unit >= 2.0**-80) | (reach == 0), reach, INFINITY) * max(BLOCK, 128)
-    return tl.reshape(total, (BLOCK, BLOCKS)), below(reach, 8388608.0), below(most, 16777216.0)
+    return tl.reshape(total, (BLOCK, BLOCKS)), below(reach, ORIGIN / (16 // PLANE)), below(most, 16777216.0)
+
+
+@triton.jit
+def eight_of(at, first, rows, row_bytes):
+    """Return the words of eight rows. Beyond the last, they are those of the last."""
+    stride = row_bytes // 4
+    at += tl.cast(first, tl.int64) * stride
+    words = ()
+    for row in tl.static_range(8):
+        words += (tl.load(at),)  # type: ignore[assignment]
+        at += tl.where(first + row < rows - 1, stride, 0)
+    return words
+
+
+@triton.jit
+def add_eight(totals, codes, word, scale, FORM, BLOCK):
+    """Return the totals plus eight rows, given the words of their codes and their headers."""
+    PLANE: tl.constexpr = FORM[BITS]
+    BLOCKS: tl.constexpr = word.shape[1]
+    shape: tl.constexpr = (1, BLOCK * PLANE // 32, BLOCKS)
+    place = tl.arange(0, 8 // PLANE)[:, None, None] * PLANE
+    mask = (((1 << PLANE) - 1) * 0x01010101 << (place & 3)).to(tl.uint32)
+    units = tl.fma((word << 16).to(tl.float32, bitcast=True), scale[None, :], ORIGIN).to(tl.uint32, bitcast=True)
+    even, odd = tl.split(tl.permute(tl.reshape(units, (2, 2, 2, BLOCKS)), (3, 0, 1, 2)))
+    first, second = tl.split(chosen(even, odd, 0x5410))
+    steps = tl.split(first), tl.split(second)
+    a, b, c, d = totals
+    for pair in tl.static_range(4):
+        step = steps[pair % 2][pair // 2][None, None, :]
+        low = tl.reshape(chosen(codes[2 * pair], codes[2 * pair + 1], 0x5140), shape) >> (place & 4) & mask
+        high = tl.reshape(chosen(codes[2 * pair], codes[2 * pair + 1], 0x7362), shape) >> (place & 4) & mask
+        a, b = products(step, low, a, False), products(step, low, b, True)
+        c, d = products(step, high, c, False), products(step, high, d, True)
+    return a, b, c, d
 
 
 @triton.jit
@@ -228,13 +259,12 @@ def below(x, bound):
 
 
 @triton.jit
-def units_of(packed_ptr, rows, row_bytes, header_at, block, FORM):
+def units_of(word, packed_ptr, rows, row_bytes, header_at, block, FORM):
     """Return each block's unit, its inverse, the sum of bottoms times steps, and a bound of all sums, in units.
 
     The unit is a power of two that divides all steps, and their halves if bottoms have halves. The bound is infinite if
     a step has more than 16 bits.
     """
-    word = words_of(packed_ptr, 0, rows, row_bytes, header_at, block)
     least = least_of(word)
     for first in tl.range(8, rows, 8):
         least = tl.minimum(least, least_of(words_of(packed_ptr, first, rows, row_bytes, header_at, block)))
@@ -247,13 +277,6 @@ def units_of(packed_ptr, rows, row_bytes, header_at, block, FORM):
         base += more
         reach += further
     return unit, scale, base, reach
-
-
-@triton.jit
-def units_at(row_ptr, header_at, block, scale):
-    """Return the step of each block in units: the lower half of a word."""
-    step = (tl.load(word_of(row_ptr, header_at, block, tl.uint32)) << 16).to(tl.float32, bitcast=True)
-    return tl.fma(step, scale, 8388608.0).to(tl.uint32, bitcast=True)
 
 
 @triton.jit
