@@ -46,7 +46,7 @@ def of_format(format, dtype, block, masked, residuals):
 
 def variant(kernel, format, dtype, block, masked, residual, drawn, stride=16, told=False):
     size = SIZES[dtype] if kernel is not kernels.reduce_kernel else 4 if residual else 1
-    asked = launch.options_of(kernel, format, block, size, masked, stride)
+    asked = launch.options_of(kernel, format, block, size, masked, stride, drawn.get("DRAWN", False))
     options = {name: asked.pop(name) for name in ("num_warps", "enable_fp_fusion")}
     constants = asked | drawn
     for name, there in (("residual_ptr", residual), ("signs_ptr", format.rotated), ("ok_ptr", told)):

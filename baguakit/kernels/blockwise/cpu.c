@@ -139,15 +139,22 @@ INLINE void encode_float8(const Form *f, const float *x, i64 n, Grid g, const fl
 
 APART void encode(const Form *f, const float *x, i64 n, Grid g, const float *draws, uint8_t *restrict codes)
 {
-    const int centred = is_centred(f, draws != NULL);
-    const float top = (float)((1 << f->bits) - 1), before = centred ? top / 2 : 0, after = centred ? 0 : g.bottom;
+    const int centred = is_centred(f, draws != NULL), most = (1 << f->bits) - 1, half = 1 << (f->bits - 1);
+    const float top = (float)most, before = centred ? top / 2 : 0, after = centred ? 0 : g.bottom;
     if (g.scale != g.scale)
         memset(codes, 0, (size_t)n);
     else if (f->m)
         encode_float8(f, x, n, g, draws, codes);
     else if (f->bits == 1 && !draws)
         for (i64 i = 0; i < n; i++) codes[i] = x[i] >= 0;
-    else
+    else if (centred && !draws) {
+        const float first = g.step, second = half > 2 ? 2 * first : INFINITY, third = half > 2 ? 3 * first : INFINITY;
+        for (i64 i = 0; i < n; i++) {
+            float size = fabsf(x[i]);
+            int above = half + (size >= first) + (size >= second) + (size >= third);
+            codes[i] = (uint8_t)(x[i] >= 0 ? above : most - above);
+        }
+    } else
         for (i64 i = 0; i < n; i++) {
             float level = x[i] * g.scale + before, below = floorf(level);
             level = draws ? below + (level - below > draws[i] ? 1.0f : 0.0f) : floorf(level + 0.5f);

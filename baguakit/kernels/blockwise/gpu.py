@@ -10,8 +10,8 @@ A kernel takes a format as three functions and two constants. The header of a bl
     ENCODE(x, word, scale, draw, FORM) -> codes (width, blocks) as uint8
     DECODE(codes, word, FORM) -> values
 
-Formats of 1, 2 and 4 bits have one more function, for the sum of rows in whole tiles, and those of 1 bit another, for
-the words of codes of their average (`uniform_gpu.py`).
+Formats of 1, 2 and 4 bits have one more function, for the sum of rows in whole tiles, and those of 1 and 2 bits
+another, for the words of codes of their average (`uniform_gpu.py`).
 
 `inside` is a mask of the values that exist, and `width` is their number; all other values are 0. `plain` says whether
 no sum of magnitudes rounds in fp32, and is None where nobody knows. `draw` is None to round to nearest. WORD is the
@@ -149,9 +149,9 @@ def store_values(
     if CUT:
         codes = tl.where(inside, codes, 0)
     for plane in tl.static_range(4):
-        if JOIN is not None and not DRAWN:
+        if JOIN is not None:
             if plane == 0:
-                tl.store(words_at(row_ptr, block, FORM, BLOCK, WIDTH), JOIN(x, scale))
+                tl.store(words_at(row_ptr, block, FORM, BLOCK, WIDTH), JOIN(x, word, FORM))
         elif FORM[BITS] & (8 >> plane):
             part = codes
             if FORM[BITS] != 8 >> plane:
@@ -250,7 +250,8 @@ def reduce_kernel(
     block, at, inside = locate(first + tl.program_id(0), n, FORM, BLOCK, BLOCKS, MASKED)
     one = tl.full((1,), 1.0, tl.float32)
     count, even = one * rows, (rows & (rows - 1)) == 0
-    factor = tl.where(even, tl.div_rn(one, count), one)  # by a power of two, the product is the quotient
+    # By a power of two, the product is the quotient; the exponent of the inverse is the negative one.
+    factor = tl.where(even, (0x7F000000 - count.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True), one)
     if ADD_UP is None:
         plain = None
         mean = factor * add_one_by_one(
@@ -267,14 +268,16 @@ def reduce_kernel(
         mean = tl.div_rn(mean, count)
     if MASKED and not FORM[PADDED]:
         mean = tl.where(inside, mean, 0.0)  # code 0 need not mean 0
+    if residual_ptr is not None:  # loaded before what takes long
+        residual_at = values_at(residual_ptr, at, WIDTH, NARROW)
+        begun = load(residual_at, inside if MASKED else None)
     values = store_values(
         sent_ptr, header_at, mean, plain, 0, seed, seed_high, n, block, at, inside,
         MEASURE, ENCODE, JOIN, DECODE, WORD, FORM, DRAWN, BLOCK, MASKED, WIDTH,
     )  # fmt: skip
     if residual_ptr is not None:
         lost = restore(mean - values, signs_ptr) if FORM[ROTATED] else mean - values
-        residual_at = values_at(residual_ptr, at, WIDTH, NARROW)
-        store(residual_at, load(residual_at, inside if MASKED else None) + lost * count, inside if MASKED else None)
+        store(residual_at, begun + lost * count, inside if MASKED else None)
 
 
 # The functions below launch the operations of `definition.py`, with the same arguments. They let the compiler fuse no
@@ -322,37 +325,45 @@ def _launch(
     """Launch a kernel on values of shape (rows, n), of `itemsize` bytes each."""
     (rows, n), layout = shape, format.layout(shape[1], block)
     signs = signs_of(block, arguments[0].device) if format.rotated else None
-    for first, tiles, options in _tiles(kernel, format, n, block, itemsize, _stride(shape)):
+    drawn = draws.get("DRAWN", False)
+    for first, tiles, options in _tiles(kernel, format, n, block, itemsize, _stride(shape), drawn):
         placed = signs, layout.row, layout.header_at, n, first, tiles
         launch(kernel, rows * tiles, *arguments, *placed, **draws, **options)
 
 
 @lru_cache(maxsize=1024)  # the lengths of a model's buckets are few
 def _tiles(
-    kernel: Any, format: Format, n: int, block: int, itemsize: int, stride: int
+    kernel: Any, format: Format, n: int, block: int, itemsize: int, stride: int, drawn: bool
 ) -> list[tuple[int, int, dict[str, Any]]]:
     """Return (first tile, number of tiles, options) of each launch over a row."""
     return [
-        (first, tiles, options_of(kernel, format, block, itemsize, masked, stride))
-        for first, tiles, masked in tiled(n, tile_of(kernel, format, block, itemsize)[0])
+        (first, tiles, options_of(kernel, format, block, itemsize, masked, stride, drawn))
+        for first, tiles, masked in tiled(n, tile_of(kernel, format, block, joins(kernel, format, itemsize, drawn)))
     ]
 
 
-def tile_of(kernel: Any, format: Format, block: int, itemsize: int) -> tuple[int, int]:
-    """Return the number of values of a tile, and of a warp."""
-    packed = kernel is reduce_kernel and format.bits == 1 and itemsize == 1  # little to load, for many headers
-    warp = 2 * WARP if packed else WARP
-    tile = TILES[kernel] if format.bits == 8 and not format.rotated else warp
-    return max(block, tile) // block * block, warp
+def joins(kernel: Any, format: Format, itemsize: int, drawn: bool) -> bool:
+    """Return whether a kernel writes whole words of codes: of few bits, on a grid about zero, that nobody decodes."""
+    few = format.bits == 1 or (format.bits == 2 and format.rotated)
+    return kernel is reduce_kernel and few and itemsize == 1 and not drawn
 
 
-def options_of(kernel: Any, format: Format, block: int, itemsize: int, masked: bool, stride: int) -> dict[str, Any]:
+def tile_of(kernel: Any, format: Format, block: int, joined: bool) -> int:
+    if joined:
+        return max(block, 2 * WARP) // block * block  # a thread loads little, and takes part in headers
+    return max(block, TILES[kernel] if format.bits == 8 and not format.rotated else WARP) // block * block
+
+
+def options_of(
+    kernel: Any, format: Format, block: int, itemsize: int, masked: bool, stride: int, drawn: bool
+) -> dict[str, Any]:
     """Return a kernel's constants and options for values of `itemsize` bytes, in rows `stride` values apart."""
-    module, (tile, warp) = twin_of(format), tile_of(kernel, format, block, itemsize)
+    module, joined = twin_of(format), joins(kernel, format, itemsize, drawn)
+    tile, warp = tile_of(kernel, format, block, joined), 2 * WARP if joined and not masked else WARP
     form = format.bits, format.padded, format.rotated, *format.numbers
     device = {"MEASURE": module.measure, "ENCODE": module.encode, "DECODE": module.decode, "FORM": form}
     device["ADD_UP"] = module.add_up if format.bits in (1, 2, 4) and not masked else None
-    device["JOIN"] = module.join_signs if format.bits == 1 and not masked else None
+    device["JOIN"] = module.join_words if joined and not masked else None
     device |= {"WORD": WORDS[format.header_bytes], "BLOCK": block, "BLOCKS": tile // block, "MASKED": masked}
     width = min(16 // itemsize, PLANES[format.bits][0] * warp // 256)  # a thread's part of what a warp of 32 holds
     # Masked values move one by one. A row begins at a multiple of the stride, which limits the alignment of the row.

@@ -98,25 +98,25 @@ def bf16_above(x):
 @triton.jit
 def encode(x, word, scale, draw, FORM):
     TOP: tl.constexpr = (1 << FORM[BITS]) - 1
-    if FORM[BITS] == 1 and draw is None:
-        return ((x >= 0) & (scale == scale)[None, :]).to(tl.uint8)
+    ABOUT_ZERO: tl.constexpr = FORM[BITS] == 1 or (FORM[ROTATED] and FORM[BITS] <= 3 and draw is None)
+    if ABOUT_ZERO and draw is None:
+        HALF: tl.constexpr = 1 << (FORM[BITS] - 1)
+        step, above = parts_of(word, FORM)[0], tl.full(x.shape, HALF, tl.int32)
+        for k in tl.static_range(1, HALF):
+            above += (tl.abs(x) >= (k * step)[None, :]).to(tl.int32)
+        return (tl.where(x >= 0, above, TOP - above) & tl.where(step == step, TOP, 0)[None, :]).to(tl.uint8)
     else:
-        ABOUT_ZERO: tl.constexpr = FORM[BITS] == 1 or (FORM[ROTATED] and FORM[BITS] <= 3 and draw is None)
         level = x * scale[None, :]
-        if ABOUT_ZERO:
-            level += TOP / 2
         if draw is not None:
+            if ABOUT_ZERO:
+                level += TOP / 2
             below = tl.floor(level)
             level = below + (level - below > draw).to(tl.float32)
-        elif ABOUT_ZERO:
-            level += 0.5
-            if not INTERPRETED:  # a GPU rounds down what it converts, and makes 0 of a NaN or a negative number
-                return tl.minimum(level.to(tl.uint32), TOP).to(tl.uint8)
         else:
             level = tl.floor(level + 0.5)
         if INTERPRETED:  # whose maximum is NaN where one is
             level = tl.where(level == level, level, 0.0)
-        if draw is None and not ABOUT_ZERO and not (FORM[BITS] == 8 and not FORM[ROTATED]):
+        if draw is None and not (FORM[BITS] == 8 and not FORM[ROTATED]):
             # Integers: a GPU rounds as it converts, and subtracts as it clamps. No value is below the bottom.
             bottom = (word.to(tl.int32, bitcast=True) >> (17 if FORM[ROTATED] else 16))[None, :]
             return tl.minimum(level.to(tl.int32) - bottom, TOP).to(tl.uint8)
@@ -126,17 +126,28 @@ def encode(x, word, scale, draw, FORM):
 
 
 @triton.jit
-def join_signs(x, scale):
-    """Return the words of codes of one bit of whole blocks, rounded to nearest."""
-    BLOCKS: tl.constexpr = x.shape[1]
-    # Four values, one for each byte of a word, become four bytes of signs. No average is -0.
-    parts = tl.reshape(x.to(tl.uint32, bitcast=True), (8, x.shape[0] // 32, 2, 2, BLOCKS))
+def join_words(x, word, FORM):
+    """Return the words of codes of whole blocks about zero, of one or two bits, rounded to nearest. No x is -0."""
+    step = parts_of(word, FORM)[0]
+    keep = tl.where(step == step, 0xFFFFFFFF, 0).to(tl.uint32)[None, :]
+    if FORM[BITS] == 1:
+        return (signs_in_words(x, 1, 0) ^ 0xFFFFFFFF) & keep
+    else:
+        negative, below = signs_in_words(x, 2, 1), signs_in_words(tl.abs(x) - step[None, :], 2, 0)
+        return (negative ^ (negative >> 1) ^ below ^ 0xFFFFFFFF) & keep
+
+
+@triton.jit
+def signs_in_words(x, PLANE: tl.constexpr, PLACE: tl.constexpr):
+    """Return words of codes, of which only the bit at a place is set: the sign of its value."""
+    # Four values, one for each byte of a word, become four bytes of signs.
+    parts = tl.reshape(x.to(tl.uint32, bitcast=True), (8 // PLANE, x.shape[0] * PLANE // 32, 2, 2, x.shape[1]))
     even, odd = tl.split(tl.permute(parts, (0, 1, 4, 2, 3)))
     a, c = tl.split(even)
     b, d = tl.split(odd)
     signs = chosen(chosen(a, b, 0xFB), chosen(c, d, 0xFB), 0x5410)
-    words = tl.sum(signs & (0x01010101 << tl.arange(0, 8)).to(tl.uint32)[:, None, None], 0)
-    return tl.where((scale == scale)[None, :], words ^ 0xFFFFFFFF, 0)
+    place = tl.arange(0, 8 // PLANE) * PLANE + PLACE
+    return tl.sum(signs & (0x01010101 << place).to(tl.uint32)[:, None, None], 0)
 
 
 @triton.jit
