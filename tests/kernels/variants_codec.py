@@ -20,6 +20,7 @@ def variants():
         yield from of_format(format, "fp32", block, False, residuals=(True,))
         yield from of_format(format, "bf16", block, False, residuals=(False,))
         yield variant(kernels.reduce_kernel, format, "fp32", block, True, True, {"DRAWN": True})
+        yield variant(kernels.reduce_kernel, format, "fp32", block, False, False, {"DRAWN": False})
 
     for block, masked in ((512, False), (512, True), (2048, False)):
         yield variant(kernels.decompress_kernel, MINMAX, "fp32", block, masked, False, {}, told=True)
