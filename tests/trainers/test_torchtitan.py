@@ -57,7 +57,8 @@ def test_a_stage_in_fsdp_is_torchtitans_own_sum(tmp_path):
 
 def by_hand(first, rates):
     """Train two groups of two ranks in one process; average the groups after every second step, as DiLoCo does."""
-    from titan import ARGS, Transformer, batches
+    from titan import ARGS, batches
+    from torchtitan.models.llama3 import Transformer
 
     groups = []
     for group in range(2):
