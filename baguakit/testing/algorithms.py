@@ -13,17 +13,7 @@ from ..attach import attach
 from ..comm import Comm
 from ..rules import Algorithm
 from .checking import Checks, differences, expression
-from .training import (
-    Course,
-    averages_gradients,
-    delayed,
-    exact,
-    joins,
-    loss,
-    net,
-    repeats,
-    sgd,
-)
+from .training import Course, averages_gradients, delayed, exact, joins, loss, net, repeats, sgd
 
 ALGORITHMS = Checks()
 ALGORITHMS.add("its repr is an expression that evaluates to an equal algorithm")(expression)
