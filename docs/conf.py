@@ -62,5 +62,5 @@ INSIDE += r"|ranks\.(live|serving)\.T|tune\.tuner\.Trial|topology\.chosen\.Choic
 nitpick_ignore_regex = [
     ("py:.*", ELSEWHERE),
     ("py:.*", INSIDE),
-    ("py:.*", r"Figure|Args|T|dict\[str|tuple\[~typing\.Any"),
+    ("py:.*", r"Figure|Args|T|Every|dict\[str|tuple\[~typing\.Any"),
 ]
