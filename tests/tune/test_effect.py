@@ -8,7 +8,7 @@ from pool import ranks
 from torch import nn
 
 import baguakit as bk
-from baguakit.rules import rules_of
+from baguakit.rules import rules_of, together
 from baguakit.tune.planning import compressors_in, every
 from baguakit.tune.prediction import effect, measured
 
@@ -44,10 +44,10 @@ def test_effects(algorithm, text, kept):
 @pytest.mark.parametrize("expression", ALGORITHMS)
 def test_an_algorithm_is_the_same_as_ddp_if_it_averages_gradients_exactly(expression):
     algorithm = made(expression)
-    steady = tuple(rule for rule in rules_of(algorithm) if rule.stop is None)
+    steady = together(rule for rule in rules_of(algorithm) if rule.stop is None)
     same = str(effect(algorithm)) == "same as DDP"
     in_time = averages_gradients(steady) and not delayed(steady)
-    assert same == (exact(steady) and in_time and all(r.stage.averages for r in steady))
+    assert same == (exact(steady) and in_time and all(r.stage.averages for r in steady.rules))
     assert not effect(algorithm).keeps_loss or (averages_gradients(algorithm) and not delayed(algorithm))
 
 
