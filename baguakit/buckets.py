@@ -22,7 +22,7 @@ from .tensors import is_dense
 What = Literal["grad", "data"]
 WHAT = get_args(What)
 Pair = tuple[Tensor, Tensor]  # a tensor to copy to, and one to copy from
-LEAST, MOST, SHARE = 1 << 20, 25 << 20, 4  # bounds of the default size of a bucket, and its share of the gradients
+LEAST, MOST = 1 << 20, 25 << 20  # bounds of the default size of a bucket
 AVERAGED = {torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.complex64, torch.complex128}
 
 
@@ -253,21 +253,17 @@ def is_view(grad: Tensor | None, view: Tensor) -> bool:
     return grad.data_ptr() == view.data_ptr() and grad.stride() == view.stride() and grad.dtype == view.dtype
 
 
-def default_bytes(params: Iterable[Tensor]) -> int:
-    """Return the default size of a bucket of gradients, in bytes: a quarter of all, from `LEAST` to `MOST`."""
-    return min(max(sum(p.nbytes for p in params) // SHARE, LEAST), MOST)
-
-
 def split(
-    params: Sequence[Tensor], bucket_bytes: int, apart: Mapping[Tensor, int] = {}, tapered: bool = False
+    params: Sequence[Tensor], bucket_bytes: int, least: int | None = None, apart: Mapping[Tensor, int] = {}
 ) -> list[list[Tensor]]:
     """Return the parameters in groups of at most `bucket_bytes`, in the reverse order of `params` (backward's order).
 
     The parameters of a group have the same dtype, device and number in `apart`. With `apart`, groups are sorted by the
     time when backward completes them. A parameter larger than `bucket_bytes` is a group of one parameter.
 
-    With `tapered`, the first group and the last groups are about half as large, but not smaller than `LEAST`: the
-    network has work sooner in a backward, and less is left when backward has ended.
+    With `least`, the first group and the last groups are about half as large: the network has work sooner in a
+    backward, and less is left when backward has ended. A group of less than half of `least` takes the next parameter,
+    however large.
     """
     groups: list[list[Tensor]] = []
     open_: dict[Any, tuple[list[Tensor], int, int]] = {}  # {kind: (group being filled, its bytes, its size)}
@@ -277,8 +273,10 @@ def split(
         left[kind] = left.get(kind, 0) + p.nbytes
     for p, kind in zip(reversed(params), reversed(kinds), strict=True):
         group, used, size = open_.get(kind, ([], 0, 0))
-        if not group or used + p.nbytes > bucket_bytes or used + min(p.nbytes, 1) > size:
-            size = tapered_bytes(bucket_bytes, left[kind], kind not in open_) if tapered else bucket_bytes
+        full = used + p.nbytes > bucket_bytes and 2 * used >= (least or 0)
+        if not group or full or used + min(p.nbytes, 1) > size:
+            first = kind not in open_
+            size = bucket_bytes if least is None else tapered_bytes(bucket_bytes, least, left[kind], first)
             group, used = [], 0
             groups.append(group)
         group.append(p)
@@ -290,7 +288,7 @@ def split(
     return groups
 
 
-def tapered_bytes(most: int, left: int, first: bool) -> int:
+def tapered_bytes(most: int, least: int, left: int, first: bool) -> int:
     """Return the size that the next group reaches: `most`, half of it if it is the first, or half of what is `left`."""
-    size = max(LEAST, most // 2, 0 if first else left // 2)
+    size = max(least, most // 2, 0 if first else left // 2)
     return min(most, left if 2 * left < 3 * size else size)  # no small rest

@@ -25,17 +25,22 @@ S = N e bytes, and N packed values have row(N) bytes. A copy is a pass that read
 
 import json
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, astuple, dataclass, replace
 from functools import lru_cache
 from operator import add
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
+
+from torch import Tensor
 
 from .arguments import Declared, Positive, Range, checked, describe
+from .buckets import LEAST, MOST, What, local, real
 from .compressors import Compressor
 from .topology import Topology
 from .topology.base import MOST_RANKS
 
 FP32 = 4
+SENT, SHARE = 1 << 19, 4  # the fewest bytes that a default bucket sends; its share of the gradients
 ROUNDS = 64  # the most rounds of a period that are examined
 
 
@@ -263,6 +268,12 @@ class Load(Declared):
         return replace(self, value_bytes=max(FP32, self.value_bytes))
 
 
+def load_of(params: Sequence[Tensor]) -> Load:
+    """Return the load of parameters of the same dtype; of sharded parameters, that of this rank's shards."""
+    here = [real(local(p)) for p in params]
+    return Load(sum(p.numel() for p in here), here[0].element_size(), tuple(tuple(p.shape) for p in here))
+
+
 @dataclass(frozen=True)
 class Place(Declared):
     """The part of a network that an exchange uses, and its number of flows."""
@@ -309,6 +320,20 @@ class Place(Declared):
         return piped(q, w, u, P, 2 * each)
 
 
+@dataclass(frozen=True)
+class Timeless(Network):
+    """A network on which nothing takes time: the costs on it tell what is sent, and need no probe."""
+
+    def link(self, part: str, flows: int = 1) -> Link:
+        """Return a link of any part of the network, on which messages take no time."""
+        ranks = {"intra": self.per_node, "inter": self.ranks // self.per_node}.get(part, self.ranks)
+        return Link(part, flows, ranks, Line(0.0, 0.0), Line(0.0, 0.0))
+
+    def codec(self, compressor: Compressor) -> Codec:
+        """Return the speed of any compressor, which takes no time."""
+        return Codec(repr(compressor), 0.0, 0.0, 0.0)
+
+
 def piped(q: float, w: float, u: float, P: int = 1, sent: float = 0.0) -> Cost:
     """Return the cost of `sent` bytes: T = m + (q + w − m)/P, z = q + u, m = max(w, z), in the module's letters."""
     z = q + u
@@ -335,3 +360,32 @@ def degree(t: Topology, n: int, round: int | None = None) -> int:
     heard = [[peer for peer in t.weights(rank, n, round) if peer != rank] for rank in range(ranks)]
     sent = Counter(peer for peers in heard for peer in peers)
     return max(*map(len, heard), *([0] if ranks < n else sent.values()), 0)
+
+
+class Sizes(NamedTuple):
+    """The sizes of buckets, in bytes: `most` of them at most; with `least`, buckets are tapered (see `split`)."""
+
+    most: int
+    least: int | None = None
+
+
+def sizes_of(exchanges: Sequence[tuple[Any, Sequence[Tensor]]], bucket_bytes: int | None) -> dict[What, Sizes]:
+    """Return the sizes of buckets by what they hold, for pairs of a rule and its parameters. None: the default size.
+
+    Buckets overlap backward, but each costs a delay and the time of processors. So by default, one has a quarter of the
+    gradients, and more if it would send fewer than `SENT` bytes: low-rank and sparse gradients need few buckets.
+    """
+    if bucket_bytes is not None:
+        least = LEAST if bucket_bytes > LEAST else None
+        return {"grad": Sizes(bucket_bytes, least), "data": Sizes(bucket_bytes)}
+    size, sent = 0, 0.0
+    for rule, params in exchanges:
+        if rule.what == "grad":
+            bytes_ = sum(p.nbytes for p in params)
+            size += bytes_
+            try:
+                sent += rule.stage.cost(load_of(params), Place(Timeless(4, 2, "cpu", 1, ()))).sent
+            except TypeError:  # of a user's stage that declares no cost
+                sent += ring(4) * bytes_
+    least = max(LEAST, min(MOST, int(size * SENT / sent) if sent else MOST))
+    return {"grad": Sizes(min(max(size // SHARE, 3 * least // 2), MOST), least), "data": Sizes(MOST)}

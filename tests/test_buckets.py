@@ -4,8 +4,10 @@ import pytest
 import torch
 from torch import nn
 
+import baguakit as bk
 from baguakit import Bucket
-from baguakit.buckets import default_bytes, split
+from baguakit.buckets import split
+from baguakit.costs import sizes_of
 from baguakit.flights.runner import padded_multiple
 
 
@@ -81,6 +83,14 @@ def layers_of(mib, count):
     return [nn.Parameter(torch.empty(int(mib * (1 << 18)), device="meta")) for _ in range(count)]
 
 
+def default_buckets(ps, algorithm):
+    """Return the sizes of the default buckets of gradients, in MiB."""
+    rules = algorithm.rules
+    return [
+        sum(p.nbytes for p in bucket) / (1 << 20) for bucket in split(ps, *sizes_of([(rules[0], ps)], None)["grad"])
+    ]
+
+
 @pytest.mark.parametrize(
     "mib, count, expected",
     [
@@ -92,17 +102,29 @@ def layers_of(mib, count):
     ],
 )
 def test_the_default_is_a_quarter_and_the_first_and_the_last_buckets_are_smaller(mib, count, expected):
-    ps = layers_of(mib, count)
-    size = default_bytes(ps)
-    assert size == min(max(1 << 20, int(mib * count * (1 << 20)) // 4), 25 << 20)
-    assert [sum(p.nbytes for p in bucket) / (1 << 20) for bucket in split(ps, size, tapered=True)] == expected
+    assert default_buckets(layers_of(mib, count), bk.algorithms.gradient_allreduce()) == expected
+
+
+def test_the_default_is_more_for_those_that_send_little():
+    """A bucket sends 512 KiB, if there are as many."""
+    ps = [nn.Parameter(torch.empty(256, 256, device="meta")) for _ in range(50)]  # 12.5 MiB
+    assert default_buckets(ps, bk.algorithms.bytegrad()) == [1.75, 3, 3, 2.5, 2.25]  # 1.3 MiB send them
+    assert default_buckets(ps, bk.algorithms.bytegrad(bk.compressors.UInt4())) == [2.75, 3.75, 3, 3]  # 2.6 MiB
+    assert default_buckets(ps, bk.algorithms.signum()) == [6.75, 5.75]  # 6.7 MiB
+    for few in (bk.algorithms.top_k(), bk.algorithms.power_sgd()):
+        assert default_buckets(ps, few) == [12.5]
+
+
+def test_a_small_first_bucket_takes_the_large_parameter_behind_it():
+    ps = [*layers_of(1 / 4, 1), *layers_of(16, 1), *layers_of(1 / 4, 1)]
+    assert default_buckets(ps, bk.algorithms.gradient_allreduce()) == [16.25, 0.25]
 
 
 @pytest.mark.parametrize("mib", [0.25, 0.7, 3])
 @pytest.mark.parametrize("size", [1, 1 << 20, 4 << 20, 25 << 20])
 def test_tapered_buckets_keep_everything_in_order_and_are_not_larger(mib, size):
     ps = layers_of(mib, 40)
-    cut = split(ps, size, tapered=True)
+    cut = split(ps, *sizes_of([], size)["grad"])
     assert [id(p) for bucket in cut for p in bucket] == [id(p) for p in reversed(ps)]
     assert all(len(bucket) == 1 or sum(p.nbytes for p in bucket) <= size for bucket in cut)
     if size <= 1 << 20:

@@ -16,6 +16,7 @@ from commands import ROOT, blocks_of
 
 RECIPES = ROOT / "examples" / "clusters"
 PAGES = ROOT / "docs" / "clusters"
+SSHD = shutil.which("sshd", path=f"{os.environ['PATH']}:/usr/sbin")
 PROGRAM = next(code for code in blocks_of(ROOT / "README.md") if "init_process_group" in code)
 SCONTROL = """#!/bin/sh
 [ "$*" = "show hostnames node[1-2]" ] && printf '127.0.0.1\\nnode2\\n'
@@ -111,7 +112,7 @@ def sshd(folder):
     (folder / "sshd_config").write_text("".join(f"{name} {value}\n" for name, value in options.items()))
     if os.geteuid() == 0:
         Path("/run/sshd").mkdir(exist_ok=True)
-    server = subprocess.Popen([shutil.which("sshd"), "-D", "-e", "-f", folder / "sshd_config"], stderr=subprocess.PIPE)
+    server = subprocess.Popen([SSHD, "-D", "-e", "-f", folder / "sshd_config"], stderr=subprocess.PIPE)
     try:
         while b"Server listening" not in (line := server.stderr.readline()):
             assert line, "sshd has ended"
@@ -119,6 +120,7 @@ def sshd(folder):
     finally:
         server.terminate()
         server.wait()
+        server.stderr.close()
 
 
 def over_ssh(folder, *words, **variables):
@@ -147,7 +149,7 @@ def test_ssh_trains_on_two_machines(folder):
 
 @pytest.mark.slow  # ranks import torch
 @pytest.mark.timeout(240)
-@pytest.mark.skipif(shutil.which("sshd") is None, reason="needs OpenSSH's server: apt install openssh-server")
+@pytest.mark.skipif(SSHD is None, reason="needs OpenSSH's server: apt install openssh-server")
 def test_ssh_trains_by_a_real_server(folder):
     with sshd(folder) as ssh:
         user = getpass.getuser()

@@ -50,10 +50,7 @@ class Aside(DistributedDataParallel):
 
 
 def standing_aside(module: nn.Module, comm: Comm) -> bool:
-    """Return whether `module` is a wrapper that stands aside for attachments on `comm`.
-
-    One with a communication hook, or over other ranks (such as those of one node), keeps communicating.
-    """
+    """Return whether `module` stands aside for attachments on `comm`: without a communication hook, over its ranks."""
     if not isinstance(module, DistributedDataParallel) or module._comm_hooks:
         return False
     return members_of(module.process_group) == members_of(comm.group)
@@ -61,13 +58,12 @@ def standing_aside(module: nn.Module, comm: Comm) -> bool:
 
 def stand_aside(model: nn.Module, comm: Comm, clock: Clock, unhook: contextlib.ExitStack) -> None:
     """Have the wrappers in `model` stand aside until `unhook` is closed."""
-    for module in model.modules():
-        if standing_aside(module, comm):
-            if not _clocks.setdefault(module, []):
-                own = type(module)
-                module.__class__ = type(own.__name__, (Aside, own), {"__module__": own.__module__})
-            _clocks[module].append(clock)
-            unhook.callback(step_back, module, clock)
+    for module in [each for each in model.modules() if standing_aside(each, comm)]:
+        if not _clocks.setdefault(module, []):
+            own = type(module)
+            module.__class__ = type(own.__name__, (Aside, own), {"__module__": own.__module__})
+        _clocks[module].append(clock)
+        unhook.callback(step_back, module, clock)
 
 
 def step_back(module: nn.Module, clock: Clock) -> None:

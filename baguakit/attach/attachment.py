@@ -260,9 +260,9 @@ def attach(
         algorithms: such as `bk.algorithms.bytegrad()`: rules, or sums of rules.
         comm: the group; None: all ranks. The mesh of a `Comm` tells `hierarchical` which ranks share a node.
         bucket_bytes: the approximate size of a bucket. A bucket holds whole parameters, which are sent together. None:
-            for gradients a quarter of all, from 1 to 25 MiB, and for weights 25 MiB. A larger bucket costs less time of
-            processors, and fewer delays of the network; with smaller ones more of the exchange overlaps backward. The
-            first and the last buckets of gradients are smaller, if `bucket_bytes` is more than 1 MiB.
+            for gradients a quarter of all, but as much as sends 512 KiB, and from 1 to 25 MiB; for weights 25 MiB. A
+            larger bucket costs less time of processors, and fewer delays of the network; with smaller ones more of the
+            exchange overlaps backward. The first and the last buckets of gradients are smaller, where they may be.
         broadcast: begin with the weights, buffers and optimizer state of rank 0.
         scaler: the GradScaler in use; stages then get unscaled gradients. Rules on weights need torch's
             `ShardedGradScaler`, with which all ranks skip a step together.

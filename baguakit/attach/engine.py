@@ -157,7 +157,7 @@ class Engine(Life[AttachSetup]):
         """
         arrived, self.backward.arrived = self.backward.arrived or (), None
         cuts = [[bucket.params for bucket in runner.buckets] for runner in self.backward.runners]
-        mine = better_order(cuts, arrived, self.setup.names, self.setup.bucket_bytes)
+        mine = better_order(cuts, arrived, self.setup.names, self.setup.sizes["grad"])
         order = self.together("the order of gradients", lambda comm: comm.broadcast_object(mine))
         if order is not None:
             self._rebuild(partial(self.make, order=order), "the order of gradients")

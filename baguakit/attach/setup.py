@@ -26,8 +26,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from ..arguments import instance, integer, message, several, truth
-from ..buckets import MOST, check_averaged, default_bytes, split
+from ..buckets import What, check_averaged, split
 from ..comm import Comm, check_device, members_of
+from ..costs import Sizes, sizes_of
 from ..rules import Rule, rules_of
 from ..runtime import Setup, as_time, check_scaler, named, reshard
 from ..topology.chosen import chooses
@@ -41,9 +42,14 @@ class AttachSetup(Setup):
     model: nn.Module
     optimizers: tuple[Optimizer, ...]
     buckets_of_rules: tuple[tuple[tuple[Tensor, ...], ...], ...]  # the parameters of each bucket of each rule
-    bucket_bytes: int  # of gradients
+    sizes: dict[What, Sizes]
     order: tuple[str, ...]  # names of parameters in the order of their gradients; (): the default order
     broadcast: bool  # begin with the model and optimizers of rank 0
+
+    @property
+    def bucket_bytes(self) -> int:
+        """The size of a bucket of gradients, in bytes."""
+        return self.sizes["grad"].most
 
 
 def make_setup(
@@ -73,8 +79,7 @@ def make_setup(
     names: dict[Tensor, str] = {p: name for name, p in model.named_parameters() if p.requires_grad or p in ever}
     if not names:
         raise ValueError("the model has no trainable parameter; set requires_grad before attach")
-    most = MOST if bucket_bytes is None else integer("bucket_bytes", bucket_bytes, 1)
-    size = default_bytes(names) if bucket_bytes is None else most
+    asked = None if bucket_bytes is None else integer("bucket_bytes", bucket_bytes, 1)
     device = one_device(names)
     check_device(comm.group, device)
     if comm.flows > 1 and comm._by_nccl(device):
@@ -96,26 +101,25 @@ def make_setup(
     plain = named(model)
     names, frozen = {p: plain[p] for p in names}, tuple(name for p, name in plain.items() if p not in names)
     steppers = {p: i for i, each in enumerate(optimizers) for group in each.param_groups for p in group["params"]}
-    buckets_of_rules = []
+    sizes, buckets_of_rules = sizes_of(list(zip(rules, params_of_rules, strict=True)), asked), []
     for rule, params in zip(rules, params_of_rules, strict=True):
         ordered = in_order(params, names, order) if rule.what == "grad" else params
         # If the rule keeps state, each optimizer has separate buckets, so that no state depends on two optimizers.
         apart = len(optimizers) > 1 and rule.what == "grad" and rule.stage.remembers()
-        gradients = rule.what == "grad"
-        cut = split(ordered, size if gradients else most, steppers if apart else {}, tapered=gradients)
+        cut = split(ordered, *sizes[rule.what], steppers if apart else {})
         buckets_of_rules.append(tuple(map(tuple, cut)))
-    lines = [f"bucket_bytes={size}", f"optimizers={len(optimizers)}"]
+    lines = [f"bucket_bytes={sizes['grad'].most}", f"optimizers={len(optimizers)}"]
     lines += [f"scaler={scaler is not None}", f"broadcast={bool(broadcast)}"]
     for each in optimizers:
-        sizes = [len(group["params"]) for group in each.param_groups]
-        lines.append(f"{type(each).__name__} with groups of {sizes} parameters")
+        counts = [len(group["params"]) for group in each.param_groups]
+        lines.append(f"{type(each).__name__} with groups of {counts} parameters")
     for rule, buckets in zip(rules, buckets_of_rules, strict=True):
         lines.append(f"rule {rule!r}")
         lines += rule.schedule()
         for i, bucket in enumerate(buckets):
             lines += [f"  bucket {i}: {names[p]} {tuple(p.shape)} {p.dtype}" for p in bucket]
     common = rules, names, frozen, device, as_time(timeout), scaler, tuple(lines)
-    return AttachSetup(*common, model, optimizers, tuple(buckets_of_rules), size, tuple(order), bool(broadcast))
+    return AttachSetup(*common, model, optimizers, tuple(buckets_of_rules), sizes, tuple(order), bool(broadcast))
 
 
 def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:
@@ -126,11 +130,12 @@ def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:
     given = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(several("optimizer", optimizer, wanted))
     if not given:
         raise ValueError(message("optimizer", wanted, optimizer))
-    found = tuple(each if has_hooks(each) else getattr(each, "optimizer", each) for each in given)  # as in accelerate
+    made = "_optimizer_step_pre_hooks"  # by torch.optim.Optimizer.__init__, which what only wraps one does not call
+    found = tuple(each if hasattr(each, made) else getattr(each, "optimizer", each) for each in given)  # accelerate's
     for each in found:
         if not isinstance(each, Optimizer):
             raise TypeError(message("optimizer", wanted, each if each is not None else optimizer))
-        if not has_hooks(each):
+        if not hasattr(each, made):
             raise TypeError(
                 f"{type(each).__name__} wraps another optimizer without being one itself (it never called "
                 "Optimizer.__init__); give attach the one inside"
@@ -141,11 +146,6 @@ def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:
                 "optimizer, which trains as DDP does, and with rules on weights use another optimizer"
             )
     return found
-
-
-def has_hooks(optimizer: Any) -> bool:
-    """Return whether `torch.optim.Optimizer.__init__` has made an optimizer; it has not made what only wraps one."""
-    return hasattr(optimizer, "_optimizer_step_pre_hooks")
 
 
 def one_device(names: dict[Tensor, str]) -> torch.device:
@@ -210,17 +210,17 @@ def in_order(params: Sequence[Tensor], names: dict[Tensor, str], order: Sequence
 
 
 def better_order(
-    cuts: Sequence[Sequence[Sequence[Tensor]]], arrived: Collection[Tensor], names: dict[Tensor, str], size: int
+    cuts: Sequence[Sequence[Sequence[Tensor]]], arrived: Collection[Tensor], names: dict[Tensor, str], sizes: Sizes
 ) -> list[str] | None:
     """Return parameter names in the order in which gradients arrived; None if this order gains less than `WORTH`.
 
-    `cuts` are the buckets of each rule on gradients, and `size` is the size of a bucket in bytes.
+    `cuts` are the buckets of each rule on gradients, and `sizes` are those of buckets of gradients.
     """
     order = [names[p] for p in arrived if p in names]  # without parameters removed since then
     gain = 0.0
     for buckets in cuts:
         held = {p for bucket in buckets for p in bucket}
-        cut = split(in_order([p for p in names if p in held], names, order), size, tapered=True)
+        cut = split(in_order([p for p in names if p in held], names, order), *sizes)
         gain = max(gain, mean_launch(buckets, arrived) - mean_launch(cut, arrived))
     return order if gain > WORTH else None
 

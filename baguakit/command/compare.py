@@ -47,7 +47,7 @@ def fill(parser: argparse.ArgumentParser) -> None:
     add("--rate", default="100mbit", help="at which each rank may send (%(default)s)")
     add("--hosts", type=int, default=4, metavar="N", help="ranks (%(default)s)")
     add("--seeds", type=int, default=1, metavar="N", help="of whole trainings (%(default)s)")
-    add("--steps", type=int, default=300, metavar="N", help="of DDP; half as many more of the others (%(default)s)")
+    add("--steps", type=int, default=180, metavar="N", help="of DDP; half as many more of the others (%(default)s)")
     add("--trials", type=int, default=3, metavar="N", help="of learning rates, for each (%(default)s)")
     add("--minutes", type=float, metavar="M", help="name what does not fit into them")
     add("--out", type=Path, default=Path("compared"), metavar="DIR", help="of the results (%(default)s)")

@@ -16,7 +16,7 @@ SHARES = (0.25, 0.5, 1.0)  # of DDP's steps: its losses there are the targets
 
 @dataclass(frozen=True)
 class Row:
-    """A contender on a network.
+    """A contender on a network. Its methods return infinity for a loss that was never reached.
 
     Attributes:
         step, sent: seconds and bytes of a rank in a step.
@@ -34,17 +34,13 @@ class Row:
         """Return the mean loss over seeds by step."""
         return mean_of(self.curves)
 
-    def steps(self, target: float) -> float:
-        """Return the steps to a loss; infinity if it was never reached."""
-        return reached(self.curve(), target)
-
     def seconds(self, target: float) -> float:
         """Return the seconds to a loss."""
-        return self.step * self.steps(target)
+        return self.step * reached(self.curve(), target)
 
     def bytes(self, target: float) -> float:
         """Return the bytes that a rank sends to a loss."""
-        return self.sent * self.steps(target)
+        return self.sent * reached(self.curve(), target)
 
     def half_range(self, target: float) -> float:
         """Return half the range over seeds of the seconds to a loss; infinity if one of them did not reach it."""
@@ -58,9 +54,8 @@ class Row:
 
 def mean_of(curves: Sequence[Curve]) -> Curve:
     """Return the mean of curves where all of them have a point, which is to the end of the shortest."""
-    return [
-        (step, statistics.mean(at(curve, step) for curve in curves)) for step, _ in min(curves, key=len, default=[])
-    ]
+    shortest = min(curves, key=len, default=[])
+    return [(step, statistics.mean(at(curve, step) for curve in curves)) for step, _ in shortest]
 
 
 def reached(curve: Curve, target: float) -> float:
@@ -74,8 +69,8 @@ def reached(curve: Curve, target: float) -> float:
 
 
 def at(curve: Curve, x: float) -> float:
-    """Return the loss at a step of the curve; infinity if the training ended before."""
-    return next((loss for step, loss in curve if step == x), math.inf)
+    """Return the loss at a step of the curve, or at the next one that it has; infinity if the training ended before."""
+    return next((loss for step, loss in curve if step >= x), math.inf)
 
 
 def curves(made: Comparison, table: Table, chosen: Contender) -> list[Curve]:
@@ -87,7 +82,7 @@ def curves(made: Comparison, table: Table, chosen: Contender) -> list[Curve]:
 def targets(made: Comparison, table: Table) -> list[float]:
     """Return DDP's losses at some of its steps, the mean over its seeds."""
     known = mean_of(curves(made, table, DDP))
-    return [at(known, min(step for step, _ in known if step >= share * made.steps)) for share in SHARES if known]
+    return [at(known, share * made.steps) for share in SHARES if known]
 
 
 def rows(made: Comparison, table: Table) -> list[Row]:

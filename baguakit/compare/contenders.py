@@ -16,7 +16,7 @@ from .. import algorithms
 from ..attach import Attachment, attach
 from ..comm import Comm
 from ..rules import Rule
-from . import names
+from .names import algorithm
 from .tasks import source_of
 
 RANK = 4  # of the matrices of PowerSGD
@@ -28,7 +28,7 @@ class Contender:
 
     Attributes:
         name: as it stands in tables and pictures.
-        algorithm: "module:name" or an expression, as `names.algorithm` takes them; "" for a peer.
+        algorithm: "module:name" or an expression, as `names.algorithm` reads them; "" for a peer.
         optimizer: one of `tasks.OPTIMIZERS`; "sgd" for algorithms that have their own.
         lr: the learning rate of the first trial; None for that of the task.
         peer: a hook of torch's DDP (see `with_hook`); "" for an algorithm.
@@ -48,7 +48,7 @@ class Contender:
 
     def rules(self) -> tuple[Rule, ...]:
         """Return the rules of its algorithm."""
-        return names.algorithm(self.algorithm).rules
+        return algorithm(self.algorithm).rules
 
     @contextlib.contextmanager
     def train(
@@ -83,43 +83,35 @@ def _bf16_hook(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
 
 
 DDP = Contender("DDP", peer="none")
-PEERS = {
+KNOWN = {  # by their names on a command line; of algorithms, those with arguments, or an optimizer or rate of their own
     "ddp": DDP,
     "bf16_hook": Contender("DDP, bf16 hook", peer="bf16"),
     "powersgd_hook": Contender("DDP, PowerSGD hook", peer="PowerSGD"),
-}
-PRESETS = {  # of algorithms that have arguments, an optimizer of their own, or another learning rate
     "diloco": Contender("diloco", "diloco(every=30)"),
     "local_sgd": Contender("local_sgd", "local_sgd(every=8)"),
     "push_sum": Contender("push_sum", "push_sum(Exponential())"),
-    "power_sgd": Contender("power_sgd", "power_sgd(rank=4)"),
     "decoupled_momentum": Contender("decoupled_momentum", "decoupled_momentum()", "sgd"),
-    "signum": Contender("signum", "signum()", "sgd", 3e-4),
-    "lion_vote": Contender("lion_vote", "lion_vote()", "sgd", 3e-4),
     "qadam": Contender("qadam", "qadam(warmup_steps=50)", "sgd"),
-} | {name: Contender(name, f"{name}()", "sgd", 0.05) for name in (
-    "quasi_global_momentum", "exact_diffusion", "gradient_tracking",
-)}  # fmt: skip
+}
+KNOWN |= {name: Contender(name, f"{name}()", "sgd", 3e-4) for name in ("signum", "lion_vote")}
+OWN_STEP = ("quasi_global_momentum", "exact_diffusion", "gradient_tracking")
+KNOWN |= {name: Contender(name, f"{name}()", "sgd", 0.05) for name in OWN_STEP}
 
 
 def contender(text: str, **options: Any) -> Contender:
-    """Return the contender of a name ("ddp", "powersgd_hook", "bytegrad"), an expression, or "module:name".
+    """Return the contender of a name ("ddp", "bytegrad"), an expression, or "module:name".
 
-    Args:
-        text: as above.
-        options: `optimizer` and `lr`, if they are not those that the name has.
+    `options` are its `optimizer` and `lr`, if they are not those of the name.
 
     Raises:
         ValueError: `text` is none of them.
     """
-    if text in PEERS:
-        return PEERS[text]
-    if not set(text) & set("(:") and text not in algorithms.__all__:
-        known = ", ".join([*PEERS, *algorithms.__all__])
-        raise ValueError(
-            f"there is no algorithm called {text!r}; name one of {known}; or give an expression, or MODULE:NAME"
-        )
-    made = PRESETS.get(text) or Contender(text, f"{text}()" if text in algorithms.__all__ else text)
+    if not set(text) & set("(:") and text not in (names := {**KNOWN, **dict.fromkeys(algorithms.__all__)}):
+        some = ", ".join(names)
+        raise ValueError(f"there is no algorithm called {text!r}; name one of {some}, an expression, or MODULE:NAME")
+    made = KNOWN.get(text) or Contender(text, f"{text}()" if text in algorithms.__all__ else text)
+    if made.peer:
+        return made
     rules = made.rules()
     period = math.lcm(*(rule.every for rule in rules if isinstance(rule.every, int)))
     free = any(rule.window == "free_running" for rule in rules)

@@ -31,7 +31,7 @@ class Job(NamedTuple):
     timed: bool = False
 
     def __str__(self) -> str:
-        return f"{self.contender.name}, lr {self.lr:g}, " + ("timing" if self.timed else f"seed {self.seed}")
+        return f"{self.contender.name}, lr {self.lr:g}, " + ("timing" if self.timed else f"{self.steps} steps")
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,7 @@ class Comparison:
 
     Attributes:
         contenders: DDP, whose losses are the targets, is among them.
-        task: what they learn.
-        hosts: ranks.
-        rate: such as "100mbit", at which each rank may send.
+        hosts, rate: the number of ranks, and the rate at which each may send, such as "100mbit".
         seeds: of whole trainings: 1, 2, …
         steps, longest: of DDP's whole trainings, and of the others', so that they reach its last loss later.
         trials, tried: of learning rates for each contender, with the first seed, and the steps of a trial.
@@ -55,10 +53,10 @@ class Comparison:
     hosts: Annotated[int, Range(2)] = 4
     rate: str = "100mbit"
     seeds: Annotated[int, Range(1)] = 1
-    steps: Annotated[int, Range(4)] = 300
-    longest: Annotated[int, Range(4)] = 450
+    steps: Annotated[int, Range(4)] = 180
+    longest: Annotated[int, Range(4)] = 270
     trials: Annotated[int, Range(1)] = 3
-    tried: Annotated[int, Range(1)] = 100
+    tried: Annotated[int, Range(1)] = 60
     lr: float = 5e-4
     timed: Annotated[int, Range(1)] = 20
 
@@ -68,19 +66,11 @@ class Comparison:
 
     def cell(self, job: Job) -> dict[str, Any]:
         """Return the key of a job's result. Only timings and free-running trainings depend on the rate."""
-        chosen = job.contender
-        return {
-            "contender": chosen.name,
-            "expression": chosen.algorithm or chosen.peer,
-            "optimizer": chosen.optimizer,
-            "ranks": self.hosts,
-            "seed": job.seed,
-            "lr": job.lr,
-            "steps": job.steps,
-            **self.task.facts(),
-            **({"contender's source": chosen.source} if chosen.source else {}),
-            **({"rate": self.rate} if job.timed or chosen.free else {}),
-        }
+        one = job.contender
+        who = {"contender": one.name, "expression": one.algorithm or one.peer, "optimizer": one.optimizer}
+        what = {"ranks": self.hosts, "seed": job.seed, "lr": job.lr, "steps": job.steps}
+        rate = {"rate": self.rate} if job.timed or one.free else {}
+        return who | what | self.task.facts() | ({"module": one.source} if one.source else {}) | rate
 
     def timing(self, chosen: Contender) -> Job:
         """Return the timing of a contender."""
@@ -95,8 +85,8 @@ class Comparison:
     def next_rate(self, table: Table, chosen: Contender) -> float | None:
         """Return the learning rate of the next trial: twice the best one so far, or half of it; None at the end."""
         tried = self.tried_rates(table, chosen)
-        best = best_rate(tried) if tried else 0.0
-        due = [lr for lr in (2 * best, best / 2) if lr not in tried] if tried else [chosen.lr or self.lr]
+        best = best_rate(tried) if tried else chosen.lr or self.lr
+        due = [lr for lr in ((2 * best, best / 2) if tried else (best,)) if lr not in tried]
         return due[0] if due and len(tried) < self.trials else None
 
     def whole(self, table: Table, chosen: Contender) -> list[Job]:
@@ -119,12 +109,11 @@ class Comparison:
 
     def lacking(self, table: Table, chosen: Contender) -> dict[str, int]:
         """Return {"trials", "trainings" or "timing": the number of their steps that are still to be done}."""
-        done = sum(self.cell(job) in table for job in self.whole(table, chosen))
-        timed = chosen.free or self.cell(self.timing(chosen)) in table
+        done, timing = sum(self.cell(job) in table for job in self.whole(table, chosen)), self.timing(chosen)
         steps = {
             "trials": (self.trials - len(self.tried_rates(table, chosen))) * self.tried,
             "trainings": (self.seeds - done) * (self.steps if chosen == DDP else self.longest),
-            "timing": 0 if timed else self.timing(chosen).steps,
+            "timing": 0 if chosen.free or self.cell(timing) in table else timing.steps,
         }
         return {name: left for name, left in steps.items() if left}
 
@@ -142,16 +131,10 @@ def best_rate(tried: Mapping[float, float]) -> float:
 def run(
     made: Comparison, jobs: Iterable[Job], table: Table, failed: dict[str, str], end: float, show: Callable[[Job], None]
 ) -> None:
-    """Do those jobs of which the table has no result yet, and add each result.
+    """Do those of the jobs of which the table has no result, and add each result. `show` is called before each job.
 
-    Args:
-        made: the comparison that the jobs are of.
-        jobs: in order; they may depend on `table` and `failed`.
-        table: of all results.
-        failed: the errors of contenders that raised, by name, which are added here. Their other jobs are left out.
-        end: the time (`time.monotonic`) at which to end. A job that would take longer, as fast as the training before,
-            is not begun, and no later job is.
-        show: called before each job.
+    If a contender raises, its error is added to `failed` under its name, and its other jobs are left out. A job that
+    would last beyond `end` (of `time.monotonic`), if as fast as the training before, is not begun, nor are later ones.
     """
     pace = 0.0
     with Ranks(made.hosts) as ranks:
@@ -162,9 +145,8 @@ def run(
             if began + pace * job.steps > end:
                 return
             show(job)
-            limit = None if math.isinf(end) else end - began
             try:
-                table.add(cell, ranks.run(do, made, job, limit=limit)[0])
+                table.add(cell, ranks.run(do, made, job, limit=None if end == math.inf else end - began)[0])
             except RankError as error:
                 if time.monotonic() >= end:
                     return

@@ -26,22 +26,19 @@ except ImportError as error:
 from ..attach import attach
 from ..rules import rules_of
 
-log = logging.getLogger("baguakit")
-
 
 class BaguaCallback(TrainerCallback):
     """A callback for `transformers.Trainer` and its subclasses, in which algorithms of this package communicate.
 
-    Each rank saves the state of its rules as `baguakit-RANK.pt` in a checkpoint, with its own weights and optimizer
-    state if a rule acts on weights, and resumes from it. At the end of training rules on weights leave the mean of all
-    ranks.
+    In a checkpoint each rank saves the state of its rules, and with rules on weights also its own weights and optimizer
+    state; it resumes from these. At the end of training rules on weights leave the mean of all ranks.
 
     Args:
         algorithms: as in `bk.attach`, such as `bk.algorithms.bytegrad()`.
-        options: as in `bk.attach`: `comm`, `bucket_bytes`, `timeout`. The scaler is the one of `Trainer`.
+        options: `comm`, `bucket_bytes` and `timeout` of `bk.attach`. The scaler is that of `Trainer`.
 
     Attributes:
-        attachment: the `Attachment`, detached when training has ended; None before the first training.
+        attachment: the latest `Attachment`; None before the first training.
 
     Raises:
         RuntimeError: training begins without a `DistributedDataParallel` around the model.
@@ -50,16 +47,13 @@ class BaguaCallback(TrainerCallback):
     def __init__(self, *algorithms: Any, **options: Any) -> None:
         self.rules, self.options = rules_of(*algorithms), options
         self.attachment: Any = None
+        self._differ = any(rule.what == "data" for rule in self.rules)  # the weights of ranks
         # Trainer gives its callbacks the model alone, so note what wraps it.
         self._wrappers = wrappers = weakref.WeakSet[nn.Module]()
         noted: Any = register_module_module_registration_hook(
             lambda module, name, child: wrappers.add(module) if isinstance(module, DistributedDataParallel) else None
         )
         weakref.finalize(self, noted.remove)
-
-    @property
-    def _weights(self) -> bool:
-        return any(rule.what == "data" for rule in self.rules)
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
@@ -73,38 +67,37 @@ class BaguaCallback(TrainerCallback):
             )
         scaler = getattr(optimizer, "scaler", None)
         self.attachment = attach(wrapper, optimizer, *self.rules, scaler=scaler, **self.options)
-        if state.global_step:
-            self._resume(folder_of(args, state), args.process_index, model, optimizer)
+        if parts := len(glob.glob("baguakit-*.pt", root_dir=folder_of(args, state))):
+            saved = torch.load(part_of(args, state, args.process_index % parts), weights_only=True)
+            if "model" in saved:
+                model.load_state_dict(saved["model"])
+                optimizer.load_state_dict(saved["optimizer"])
+            self.attachment.load_state_dict(saved["attachment"])
+        elif state.global_step:
+            logging.getLogger("baguakit").warning("%s is missing: rules begin anew", part_of(args, state, 0))
 
     def on_save(
         self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
     ) -> None:
         """Save the state of this rank."""
-        saved: dict[str, Any] = {"attachment": self.attachment.state_dict()}
-        if self._weights:
+        saved = {"attachment": self.attachment.state_dict()}
+        if self._differ:
             saved |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        folder = folder_of(args, state)
-        os.makedirs(folder, exist_ok=True)
-        torch.save(saved, os.path.join(folder, f"baguakit-{args.process_index}.pt"))
+        os.makedirs(folder_of(args, state), exist_ok=True)
+        torch.save(saved, part_of(args, state, args.process_index))
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+    def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         """Leave the mean of all ranks, if weights differ, and detach."""
-        if self._weights:
+        if self._differ:
             self.attachment.merge()
         self.attachment.detach()
-
-    def _resume(self, folder: str, rank: int, model: nn.Module, optimizer: Any) -> None:
-        ranks = len(glob.glob("baguakit-*.pt", root_dir=folder))
-        if not ranks:
-            log.warning("%s holds no state of BaguaCallback: its rules begin anew", folder)
-            return
-        saved = torch.load(os.path.join(folder, f"baguakit-{rank % ranks}.pt"), weights_only=True)
-        if "model" in saved:
-            model.load_state_dict(saved["model"])
-            optimizer.load_state_dict(saved["optimizer"])
-        self.attachment.load_state_dict(saved["attachment"])
 
 
 def folder_of(args: Any, state: Any) -> str:
     """Return the folder of the checkpoint at the present step."""
     return os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
+
+
+def part_of(args: Any, state: Any, rank: int) -> str:
+    """Return the path of a rank's file in this checkpoint."""
+    return os.path.join(folder_of(args, state), f"baguakit-{rank}.pt")

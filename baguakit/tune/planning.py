@@ -12,7 +12,7 @@ from ..arguments import Declared, Positive, Range, checked
 from ..comm import Comm
 from ..comm.groups import on_all
 from ..compressors import Compressor, MinMaxUInt8, UInt4
-from ..costs import Codec, Line, Link, Network
+from ..costs import Codec, Line, Link, Network, sizes_of
 from ..rules import Algorithm, Rule, hierarchical
 from ..stages import Hierarchical
 from ..topology import Exponential
@@ -227,7 +227,8 @@ def distinct(rules: Sequence[Rule], named: Mapping[str, Tensor], sizes: Sequence
     """Return the sizes that give different buckets. Of several sizes with equal buckets, keep the first."""
     found: dict[str, int] = {}
     for size in sizes:
-        lengths = [[len(bucket) for bucket in buckets_of(rule, named, size)] for rule in rules]
+        cuts = [buckets_of(rule, named, sizes_of((), size)) for rule in rules]
+        lengths = [[len(bucket) for bucket in cut] for cut in cuts]
         found.setdefault(repr(lengths), size)
     return list(found.values())
 

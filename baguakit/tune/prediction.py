@@ -43,8 +43,8 @@ from typing import NamedTuple
 from torch import Tensor, nn
 
 from ..arguments import Declared, Positive, checked
-from ..buckets import MOST, default_bytes, local, real, split
-from ..costs import Cost, Load, Network, Place
+from ..buckets import What, split
+from ..costs import Cost, Network, Place, Sizes, load_of, sizes_of
 from ..rules import Algorithm, Rule
 from ..stages import ErrorFeedback
 from ..stages.base import has_phases
@@ -174,7 +174,8 @@ def predict(
     named: dict[str, Tensor] = {name: p for name, p in model.named_parameters() if p.requires_grad}
     place, kappa, ready = Place(network, flows=flows), network.crowding, compute.gradients(list(named.values()))
     due = {p: compute.forward + seconds for p, seconds in ready.items()}
-    costs = [cost_of(rule, buckets_of(rule, named, bucket_bytes), place, due) for rule in lasting(algorithm.rules)]
+    sizes = sizes_of([(rule, chosen_by(rule, named)) for rule in algorithm.rules], bucket_bytes)
+    costs = [cost_of(rule, buckets_of(rule, named, sizes), place, due) for rule in lasting(algorithm.rules)]
 
     def overlapping(costs: Sequence[RuleCost]) -> float:
         """Return the seconds of a step with the flights of `costs`, which overlap forward and backward."""
@@ -206,8 +207,7 @@ def predict(
     seconds = base + sum(added(each) * rate(each, base) for each in costs if each not in always)
     sent = sum(flight.sent * rate(each, seconds) for each in costs for _, flight in each.flights)
     buckets = sum(len(each.flights) for each in costs)
-    size = default_bytes(named.values()) if bucket_bytes is None else bucket_bytes
-    return Prediction(algorithm, size, flows, buckets, seconds, seconds - compute.seconds, sent)
+    return Prediction(algorithm, sizes["grad"].most, flows, buckets, seconds, seconds - compute.seconds, sent)
 
 
 def every_of(rule: Rule) -> int:
@@ -229,11 +229,15 @@ def overlaps(rule: Rule) -> bool:
     return rule.window in ("during_backward", "between_steps") and not rule.delay
 
 
-def buckets_of(rule: Rule, named: Mapping[str, Tensor], bucket_bytes: int | None) -> list[list[Tensor]]:
+def buckets_of(rule: Rule, named: Mapping[str, Tensor], sizes: Mapping[What, Sizes]) -> list[list[Tensor]]:
     """Return the parameters of each bucket of a rule, as `attach` makes them."""
-    chosen, gradients = rule.choose(named), rule.what == "grad"
-    size = bucket_bytes or (default_bytes(named.values()) if gradients else MOST)
-    return split([p for name, p in named.items() if name in chosen], size, tapered=gradients)
+    return split(chosen_by(rule, named), *sizes[rule.what])
+
+
+def chosen_by(rule: Rule, named: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return the parameters that a rule acts on."""
+    chosen = rule.choose(named)
+    return [p for name, p in named.items() if name in chosen]
 
 
 class RuleCost(NamedTuple):
@@ -249,8 +253,7 @@ def cost_of(rule: Rule, buckets: list[list[Tensor]], place: Place, due: Mapping[
     gradients, flights, copied = rule.what == "grad", [], 0
     launched = Cost(place.network.launch, place.network.launch)
     for bucket in buckets:
-        here = [real(local(p)) for p in bucket]  # of sharded parameters this rank's shards
-        load = Load(sum(p.numel() for p in here), here[0].element_size(), tuple(tuple(p.shape) for p in here))
+        load = load_of(bucket)
         # Gradients are copied into the bucket on the lane, so this copy is a part of the flight.
         flight = launched + place.copies(int(gradients), load.size) + rule.stage.cost(load, place)
         if not has_phases(rule.stage):  # a stage in it flies on its lane

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 import baguakit as bk
-from baguakit.compare.contenders import DDP, PEERS, Contender
+from baguakit.compare.contenders import DDP, KNOWN, Contender
 from bench.network import hivemind_peer
 
 from . import torchft_peer
@@ -46,8 +46,8 @@ MULOCO = "lr=0.7, momentum=0.6, nesterov=True"
 ALONE = Contender("no communication", "local_sgd(every=10**9)")
 CONTENDERS: tuple[Contender, ...] = (
     DDP,
-    PEERS["bf16_hook"],
-    PEERS["powersgd_hook"],
+    KNOWN["bf16_hook"],
+    KNOWN["powersgd_hook"],
     Contender("bytegrad", "bytegrad()"),
     Contender("bytegrad, 4 bits", "bytegrad(UInt4(), error_feedback=True)"),
     Contender("bytegrad, one step late", "bytegrad(delay=1)"),

@@ -181,7 +181,7 @@ def test_fragments_are_all_there_is_and_of_like_size():
 
 
 def test_fragments_print_and_refuse():
-    first, second = bk.algorithms.diloco(every=10, fragments=2, lr=1.0)
+    first, second = bk.algorithms.diloco(every=10, fragments=2, lr=1.0).rules
     assert repr(first) == "after_step(OuterStep(torch.optim.SGD, lr=1.0), every=10, where=Fragment(k=0, of=2))"
     assert (
         repr(second) == "after_step(OuterStep(torch.optim.SGD, lr=1.0), every=10, offset=5, where=Fragment(k=1, of=2))"
@@ -197,7 +197,7 @@ def test_fragments_print_and_refuse():
         assert dist.is_initialized()
         model = torch.nn.Linear(2, 2)
         with pytest.raises(ValueError, match="selects none"):
-            bk.attach(model, torch.optim.SGD(model.parameters(), 0.1), *bk.algorithms.diloco(4, fragments=2))
+            bk.attach(model, torch.optim.SGD(model.parameters(), 0.1), bk.algorithms.diloco(4, fragments=2))
 
     ranks(1, run)
 

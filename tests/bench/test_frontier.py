@@ -13,4 +13,4 @@ def test_a_loss_is_reached_where_straight_lines_between_validations_cross_it():
     assert compose.reached(curve, 1.9) == math.inf
     assert compose.reached([], 1.0) == math.inf
     assert compose.at(curve, 150) == 3.5
-    assert compose.at(curve, 151) == math.inf
+    assert compose.at(curve, 151) == 2.0 and compose.at(curve, 201) == math.inf

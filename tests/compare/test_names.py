@@ -69,9 +69,7 @@ def test_text_is_an_algorithm(text, made, mine):
     assert algorithm(text) == made
 
 
-@pytest.mark.parametrize(
-    "name", ["bytegrad", "diloco(every=4, fragments=2)", "gradient_tracking", "local_sgd(start=5)"]
-)
+@pytest.mark.parametrize("name", ["bytegrad", "decentralized", "gradient_allreduce", "local_sgd(start=5)"])
 def test_the_repr_of_an_algorithm_reads_back(name):
     assert algorithm(repr(algorithm(name))) == algorithm(name)
 
