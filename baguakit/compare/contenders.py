@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -77,7 +78,7 @@ def with_hook(model: nn.Module, hook: str) -> DistributedDataParallel:
     return wrapped
 
 
-def _bf16_hook(state: Any, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+def _bf16_hook(state: Any, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Call torch's hook, which DDP refuses by its name on builds without CUDA."""
     return default_hooks.bf16_compress_hook(state, bucket)
 
