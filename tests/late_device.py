@@ -13,7 +13,7 @@ them, on memory that only this module knows. So it is certain, without clocks, t
 that of CPUs: the same program has the same bits there. `waits` counts by thread how often the host waited.
 
 `install()` makes the device of this process. `flavour(streams=False)` makes it one without streams, as MPS is: copies
-are over when they return.
+are over when they return. `flavour(prompt=True)` makes one that works at once, for measurements of time.
 """
 
 import contextlib
@@ -43,7 +43,7 @@ _blocks: dict[int, "Block"] = {}  # by address
 _queues: dict[int, deque[Callable[[], Any]]] = {0: deque()}  # by the number of the stream
 _read_later: Counter[int] = Counter()  # copies from memory of the host that are still to come, by its address
 _made = 0
-_streams = True
+_streams, _prompt = True, False
 _here = threading.local()
 
 
@@ -190,7 +190,10 @@ def _current() -> int:
 def enqueue(work: Callable[[], Any], stream: int | None = None) -> None:
     """Let a stream, by default the current one, do `work` when its turn comes."""
     with _lock:
-        _queues[_current() if stream is None else stream].append(work)
+        queue = _queues[_current() if stream is None else stream]
+        queue.append(work)
+        while _prompt and queue:
+            queue.popleft()()
 
 
 def waited() -> None:
@@ -251,14 +254,14 @@ def empty_strided(size: Any, stride: Any, *, dtype: Any = None, **options: Any) 
     return made(size, stride, dtype)
 
 
-def copy_from(x: Tensor, out: Tensor, non_blocking: bool = False) -> Tensor:
+def _copy_from(x: Tensor, out: Tensor, non_blocking: bool = False) -> Tensor:
     """Copy `x` to `out`; between the device and the host, wait unless `non_blocking`."""
     source, target = (hidden(each) if is_late(each) else each.detach() for each in (x, out))
     read, written = source.untyped_storage().data_ptr(), target.untyped_storage().data_ptr()
     with _lock:
         if is_late(out):
             _read_later[read] += 1
-        elif not _read_later[written]:
+        elif not (_prompt or _read_later[written]):
             target.fill_(float("nan") if target.dtype.is_floating_point else NAN // 2)
 
     def work() -> None:
@@ -271,7 +274,7 @@ def copy_from(x: Tensor, out: Tensor, non_blocking: bool = False) -> Tensor:
     return out
 
 
-def resize(x: Tensor, size: Any, *, memory_format: Any = None) -> Tensor:
+def resize_(x: Tensor, size: Any, *, memory_format: Any = None) -> Tensor:
     """Give `x` another size, and memory of its own if it must grow; it keeps no values then."""
     if tuple(x.shape) != tuple(size):
         new = empty(size, dtype=x.dtype, memory_format=memory_format)
@@ -285,13 +288,7 @@ def record_stream(x: Tensor, stream: torch.Stream) -> None:
     _blocks[x.untyped_storage().data_ptr()].users.add(stream.stream_id)
 
 
-OPERATIONS = {
-    "aten::empty": empty,
-    "aten::empty_strided": empty_strided,
-    "aten::_copy_from": copy_from,
-    "aten::resize_": resize,
-    "aten::record_stream": record_stream,
-}
+OPERATIONS = {f"aten::{each.__name__}": each for each in (empty, empty_strided, _copy_from, resize_, record_stream)}
 
 
 def operate(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -307,7 +304,7 @@ def operate(op: Any, *args: Any, **kwargs: Any) -> Any:
         if schema.arguments[-1].is_out and not all(each.numel() for each in written):
             sizes = op(*tree_map(described, args), **tree_map(described, kwargs))
             for x, like in zip(written, [sizes] if isinstance(sizes, Tensor) else sizes, strict=True):
-                resize(x, like.size())
+                resize_(x, like.size())
         inside = tree_map(taken, (args, kwargs))
         enqueue(lambda: run(op, inside))
         return written[0] if len(written) == 1 else tuple(written)
@@ -364,14 +361,14 @@ def described(x: Any) -> Any:
 
 
 @contextlib.contextmanager
-def flavour(streams: bool) -> Iterator[None]:
-    """Within this block the device has streams, or has none."""
-    global _streams
-    before, _streams = _streams, streams
+def flavour(streams: bool = True, prompt: bool = False) -> Iterator[None]:
+    """Within this block the device has streams, or has none; and works at once, or late."""
+    global _streams, _prompt
+    before, (_streams, _prompt) = (_streams, _prompt), (streams, prompt)
     try:
         yield
     finally:
-        _streams = before
+        _streams, _prompt = before
 
 
 def supported() -> bool:

@@ -25,6 +25,7 @@ def run(case):
         assert comm.groups() == plain.groups()
         assert repr(comm).endswith("gloo, 2 nodes of 2, gloo between nodes>")
         return
+    flows = 2 if case == "both, and flows" else 1
     cuda, ours, known = torch.device("cuda"), plain.groups(), staging.backend_of
 
     def backend_of(group, kind):
@@ -35,16 +36,19 @@ def run(case):
             patch.setattr(module, "backend_of", backend_of)
         patch.setattr(staging, "_staged", type(staging._staged)())
         patch.setattr(groups, "kinds_of", lambda group: {"cpu", "cuda"})
-        comm = bk.Comm(mesh=mesh, between="gloo")
+        comm = bk.Comm(mesh=mesh, between="gloo", flows=flows)
         assert comm.intra.group is plain.intra.group and comm.inter.group is not plain.inter.group
         assert [part._by_nccl(cuda) for part in (comm, comm.intra, comm.inter)] == [False, True, False]
         assert comm._by_host(cuda)
-    x = torch.full((3,), float(comm.rank))
-    assert comm.all_reduce(x.clone()).tolist() == [6.0] * 3
-    assert comm.inter.all_reduce(x).tolist() == [float(2 * comm.intra.rank + 2)] * 3
+    if flows > 1:  # only between nodes, the first over the new group
+        assert list(comm._flows) == ["inter"] and comm._flows["inter"].groups[0] is comm.inter.group
+        assert not {id(group) for group in comm._flows["inter"].groups} & {id(group) for group in plain.groups()}
+    x = torch.full((1 << 16,), float(comm.rank))  # 256 KiB, which are divided
+    assert comm.all_reduce(x.clone()).unique().tolist() == [6.0]
+    assert comm.inter.all_reduce(x).unique().tolist() == [2.0 * comm.intra.rank + 2]
     assert comm.at(3).groups() == comm.groups()
 
 
-@pytest.mark.parametrize("case", ["refused", "gloo alone", "both"])
+@pytest.mark.parametrize("case", ["refused", "gloo alone", "both", "both, and flows"])
 def test_messages_between_nodes_go_by_gloo(case):
     ranks(4, run, case)

@@ -18,6 +18,7 @@ from ..comm import FLAT, Comm, abort_all
 from ..comm.groups import add_nccl, error_in, own_group, stand_for
 from ..comm.own import longer, set_timeout, timeout_of
 from ..comm.sending import LENGTHS, SENT, TAGS
+from ..comm.staging import is_staged, to_host
 from ..lanes import lane, lane_of, tensors_in
 from ..monitor import LEFT, Collective
 from ..runtime import Channel, Setup, agree, own_comm, start_monitor, warn_of_shared_cards
@@ -30,7 +31,7 @@ CPU = torch.device("cpu")
 
 
 class BaguaGroup(Methods):
-    """The process group of the backend: it uses gloo for tensors on the CPU, and NCCL on a GPU. Collective.
+    """The process group of the backend: it uses NCCL on a GPU, and gloo for tensors of all other devices. Collective.
 
     Compressed collectives run on a lane, in the order of the calls, over process groups made for this lane. If a
     collective hangs, the monitor names the rank at fault. `options` is the object that torch passes to backends.
@@ -52,7 +53,7 @@ class BaguaGroup(Methods):
         self._name, self._monitor = start_monitor(
             self._this, "backend", self._timeout, lambda: abort_all(self._groups()), lambda: error_in(self._groups())
         )
-        setup = Setup((), {}, (), CPU, self._timeout, None, (repr(policy), f"GPUs: {torch.cuda.is_available()}"))
+        setup = Setup((), {}, (), CPU, self._timeout, None, (repr(policy), f"NCCL: {by_nccl()}"))
         try:
             agree(self._monitor, lambda: setup, "init_process_group('bagua')", "register")
             self._connect(options.global_ranks_in_group)
@@ -74,14 +75,18 @@ class BaguaGroup(Methods):
             channel, all_ranks = self._channel(CPU), not members or len(members) == dist.get_world_size()
             if self.policy.compressor is not None and "all_reduce" in self.policy.operations and all_ranks:
                 warn_of_shared_cards(channel, [self.policy])
-            if self.policy.compressor is not None and not members and not torch.cuda.is_available():
+            if self.policy.compressor is not None and not members and not by_nccl():
                 with self._monitor.busy("compiling"):
                     self.policy.compressor.warm_up(CPU)
         stand_for(self, self._inner, members)
-        if cuda := torch.cuda.is_available():
+        kinds, other = {"cpu": CPU}, torch.accelerator.current_accelerator()
+        if by_nccl():
             add_nccl(self._inner, self._store, f"{self._name}/nccl", self._timeout)
-        for kind in map(torch.device, ("cpu", "cuda")[: 1 + cuda]):
-            self._register_backend(kind, dist.ProcessGroup.BackendType.CUSTOM, self._inner._get_backend(kind))
+        if other is not None:  # whose tensors are sent from the memory of the host, unless by NCCL
+            kinds[other.type] = other if by_nccl() else CPU
+        for kind, sent in kinds.items():
+            backend = self._inner._get_backend(torch.device(sent.type))
+            self._register_backend(torch.device(kind), dist.ProcessGroup.BackendType.CUSTOM, backend)
 
     def _limit(self) -> timedelta:
         """Return the timeout. If torch has changed the inner group's timeout, set the new timeout in all groups."""
@@ -103,6 +108,10 @@ class BaguaGroup(Methods):
 
     def _launch(self, call: Call) -> Work:
         self._check()
+        tensors = tensors_in([arguments for _, arguments, _ in call.passed])
+        if tensors and is_staged(self._inner, tensors[0].device):
+            host = call.on_host()
+            return self._launch(host).lands(call.outs, host.outs)
         why = self.policy.objection(call.operation, call.whole, call.op, self._this.size) or call.unlike
         why = why or "no tensors" * (not call.whole)
         return self._passed(call, why) if why else self._compressed(call)
@@ -153,7 +162,7 @@ class BaguaGroup(Methods):
         if tensors:
             over_gloo = device == CPU and {(x.dtype, x.layout) for x in tensors} == {(tensors[0].dtype, torch.strided)}
         else:
-            over_gloo = call.operation == "barrier" and not torch.cuda.is_available()  # which prefers NCCL
+            over_gloo = call.operation == "barrier" and not by_nccl()  # which prefers NCCL
         if n > 1 and self.policy.compare and not call.unlike and over_gloo:  # it refuses nothing, as far as can be seen
             return self._compared(call, collective)
         # Torch chooses the backend by the device of the tensors. Without tensors, gloo's error says what is missing.
@@ -192,6 +201,9 @@ class BaguaGroup(Methods):
     def _message(self, name: str, tensors: list[Tensor], *where: int) -> Any:
         """Pass a message between two ranks to the inner group. Other ranks do not take part."""
         self._check()
+        if is_staged(self._inner, tensors[0].device):
+            hosts = [to_host(x) for x in tensors]
+            return self._message(name, hosts, *where).lands(*([], []) if name == "send" else (tensors, hosts))
         count(name, sum(x.nbytes for x in tensors) if name == "send" else 0, "exact", "not in the policy")
         message, device = Collective(label=name), tensors[0].device
         where = (*where[:-1], (where[-1] + LENGTHS * tensors[0].nbytes) % TAGS)  # as of a Comm
@@ -255,6 +267,11 @@ class BaguaGroup(Methods):
 
 for _name in ("send", "recv", "recv_anysource"):
     setattr(BaguaGroup, _name, partialmethod(BaguaGroup._message, _name))
+
+
+def by_nccl() -> bool:
+    """Return whether NCCL sends tensors on a GPU here."""
+    return torch.cuda.is_available() and dist.is_nccl_available()
 
 
 def writing(tensors: Sequence[Tensor]) -> contextlib.AbstractContextManager[Any]:

@@ -4,7 +4,7 @@ If a method were missing in `Methods`, torch would call the inner group's backen
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
 from itertools import pairwise
@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 
 from ..comm import Comm
 from ..comm.sending import TAGS
@@ -70,6 +71,22 @@ class Call:
         if self.root is not None:
             said.append(f"root {self.root}")
         return ", ".join(said) if exact else ", ".join(said).replace(", of ", " of ", 1)
+
+    def on_host(self) -> "Call":
+        """Return the same call of tensors on the CPU, into which the arguments have been copied.
+
+        Tensors that share memory do so there, too. Only what is copied takes memory.
+        """
+        hosts: dict[int, Any] = {}
+
+        def host(x: Tensor) -> Tensor:
+            storage = x.untyped_storage()
+            if storage._cdata not in hosts:
+                hosts[storage._cdata] = torch.empty(storage.nbytes(), dtype=torch.uint8).untyped_storage()
+            return x.new_empty(0, device="cpu").set_(hosts[storage._cdata], x.storage_offset(), x.size(), x.stride())
+
+        fields = {name: tree_map_only(Tensor, host, getattr(self, name)) for name in ("outs", "whole", "pieces")}
+        return replace(self, **fields, passed=tree_map_only(Tensor, lambda x: host(x).copy_(x), self.passed))
 
 
 class Methods(Group):  # type: ignore[misc]

@@ -1,5 +1,6 @@
 """The work object that a collective returns; it raises errors that name the rank at fault."""
 
+import threading
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -63,6 +64,7 @@ class Work(dist.Work):
     ) -> None:
         super().__init__()
         self._collective, self._monitor, self._outs, self._follower = collective, monitor, list(outs), follower
+        self._landing = Landing((), ())
         self._followed = False  # whether a wait or a future follows it; a future outlives this object
         self._dropped = dropped
 
@@ -70,6 +72,11 @@ class Work(dist.Work):
         if not self._followed:
             self._collective.landed = True
             self._dropped.append(self)
+
+    def lands(self, outs: Sequence[Tensor], hosts: Sequence[Tensor]) -> "Work":
+        """Return this work, which from now on ends with copies of `hosts`, its results on the CPU, to `outs`."""
+        self._outs, self._landing = list(outs), Landing(outs, hosts)
+        return self
 
     def wait(self, timeout: timedelta = timedelta(0)) -> bool:
         """Wait until the work has ended, and raise its error, if any. On CUDA only the current stream waits.
@@ -83,6 +90,7 @@ class Work(dist.Work):
             time.sleep(0.0005)
         self._followed = True
         self._monitor.wait_for(self._collective)
+        self._landing.land()
         return True
 
     def synchronize(self) -> None:
@@ -101,11 +109,13 @@ class Work(dist.Work):
     def get_future(self) -> Any:
         """Return a future of the result tensors. DDP waits for this future and not for the work."""
         self._followed, collective, monitor, outs = True, self._collective, self._monitor, self._outs
+        landing = self._landing
         future: Any = torch.futures.Future(devices=[x.device for x in outs[:1] if x.is_cuda])
 
         def deliver() -> None:
             try:
                 monitor.wait_for(collective)
+                landing.land()
                 future.set_result(outs)
             except Exception as error:
                 future.set_result(error)
@@ -132,3 +142,16 @@ class Work(dist.Work):
         else:
             self._follower.run(deliver)
         return future.then(value)
+
+
+class Landing:
+    """Copies of tensors on the CPU to another device, which are made once, by whoever waits for the work first."""
+
+    def __init__(self, outs: Sequence[Tensor], hosts: Sequence[Tensor]) -> None:
+        self._pairs, self._lock = list(zip(outs, hosts, strict=True)), threading.Lock()
+
+    def land(self) -> None:
+        with self._lock:
+            while self._pairs:
+                out, host = self._pairs.pop()
+                out.copy_(host)  # the host waits: afterwards any stream may read

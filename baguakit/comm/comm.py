@@ -86,8 +86,8 @@ class Comm(AnyDevice):
         if self.between is not None and self._part == FLAT:
             vars(self).update(zip(("group", "_parts"), gloo_between(self), strict=True))
         if self.flows > 1 and not self._flows and self.size > 1:
-            name, store = self.broadcast_object(uuid.uuid4().hex), group.get_group_store()
-            vars(self).update(_flows=flows_of(group, self._parts, self.flows, name, default_pg_timeout, store))
+            name, store = self.broadcast_object(uuid.uuid4().hex), self.group.get_group_store()
+            vars(self).update(_flows=flows_of(self.group, self._parts, self.flows, name, default_pg_timeout, store))
 
     def __repr__(self) -> str:
         return f"<Comm: {', '.join(facts_of(self))}>"

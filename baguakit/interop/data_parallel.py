@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..arguments import message
 from ..buckets import check_averaged, real
 from ..comm import Comm, check_comm, members_of
+from ..comm.staging import backend_of
 from ..runtime import Setup, as_time, named, or_abandon
 from .handle import Handle, HookLife, rules_on_gradients
 
@@ -76,11 +77,16 @@ def ddp(
                 f"comm= has the ranks {members_of(comm.group)} and the model's process group "
                 f"{members_of(group)}; they must be the same"
             )
+        if backend_of(group, (device := next(iter(names)).device).type) == "nothing":
+            raise ValueError(
+                f"DDP itself sends tensors on {device}, and its process group has no backend for them; use bk.attach "
+                "without DDP, or call bk.backend.register() and make the group with the backend 'bagua'"
+            )
         if _lives.get(ddp_model) is not None:
             raise ValueError("this model has a stage already: call detach() on its handle before giving it another")
         frozen = tuple(name for p, name in plain.items() if not p.requires_grad)
         lines = tuple(f"{name} {tuple(p.shape)} {p.dtype}" for p, name in names.items())
-        return Setup(rules, names, frozen, next(iter(names)).device, as_time(timeout), scaler, lines)
+        return Setup(rules, names, frozen, device, as_time(timeout), scaler, lines)
 
     return Handle(DataParallelLife(make, comm, timeout, ddp_model))
 

@@ -1,4 +1,4 @@
-"""All operations, dispatched by device: CUDA tensors use the kernels, other tensors the definition.
+"""All operations, dispatched by device: kernels where there are any for the device, and elsewhere the definition.
 
 `mixing.py`, `topk.py` and `blockwise/definition.py` document the operations; here `format` is the name of a format.
 While torch records, an operation is called as an operator of torch, otherwise as a plain function, because torch's
@@ -60,8 +60,21 @@ class Operator(Generic[Result]):
 
 @cache
 def has_kernels(device: torch.device) -> bool:
-    """Return whether there are kernels for a device. On other devices, operations run as in the definition."""
-    return device.type == "cpu" or (device.type == "cuda" and find_spec("triton") is not None)
+    """Return whether there are kernels for a device. On other devices, operations run as in the definition.
+
+    There are for CPUs, for CUDA (so torch also calls AMD's GPUs), and for the device that Triton serves: Intel's XPU.
+    """
+    if device.type == "cpu" or find_spec("triton") is None:
+        return device.type == "cpu"
+    return device.type == "cuda" or device.type == served_by_triton()
+
+
+def served_by_triton() -> str:
+    """Return the type of the device for which Triton compiles in this process; "" if there is none."""
+    try:
+        return str(imported("triton").runtime.driver.active.get_active_torch_device().type)
+    except RuntimeError:  # no driver finds its device
+        return ""
 
 
 def home_of(x: Tensor, family: str, *written: Tensor | None, in_c: bool = True) -> Any:
@@ -70,9 +83,10 @@ def home_of(x: Tensor, family: str, *written: Tensor | None, in_c: bool = True) 
     Kernels write to the tensors `written` unseen by autograd, so their versions are increased here.
     """
     in_c = in_c and x.is_cpu and type(x) in (Tensor, Parameter) and x.dtype in cpu.TAKEN and bool(cpu.functions(family))
-    if x.is_cuda or in_c:
+    on_gpu = x.is_cuda or (not x.is_cpu and has_kernels(x.device))
+    if on_gpu or in_c:
         increment_version([each for each in written if each is not None])
-    return imported(f".{MODULES[family][2 if x.is_cuda else int(in_c)]}", __package__)
+    return imported(f".{MODULES[family][2 if on_gpu else int(in_c)]}", __package__)
 
 
 @partial(Operator, mutates={"x"})

@@ -4,11 +4,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import backend, collectives, exchanges, few, figures, flows, page, plan, reports, runs, steps
+from . import backend, collectives, exchanges, few, figures, flows, page, plan, reports, runs, staged, steps
 from .contenders import contender
 from .table import RESULTS, Table
 
-WHAT = ("steps", "exchanges", "collectives", "few", "flows", "backend", "plan", "figures")
+WHAT = ("steps", "exchanges", "collectives", "few", "flows", "backend", "staged", "plan", "figures")
 
 
 def main(words: list[str] | None = None) -> int:
@@ -47,6 +47,10 @@ def main(words: list[str] | None = None) -> int:
             programs = Table(options.out / "network-backend.jsonl")
             failed = runs.measure(backend.cells(options.quick), programs, "bench.network.backend")
             print(reports.of_backend(programs))
+        elif options.what == "staged":
+            through_host = Table(options.out / "network-staged.jsonl")
+            failed = runs.measure(staged.cells(options.quick), through_host, "bench.network.staged")
+            print(reports.of_staged(through_host))
         elif options.what == "flows":
             divided = Table(options.out / "network-flows.jsonl")
             failed = runs.measure(flows.cells(options.quick), divided, "bench.network.flows")

@@ -62,6 +62,18 @@ def of_backend(table: Table) -> str:
     return aligned(rows)
 
 
+def of_staged(table: Table) -> str:
+    """Steps through the memory of the host, beside those of tensors on the CPU."""
+    rows = [("rate", "hosts", "algorithm", "tensors", "step ms", "spread", "least", "to CPU", "least to CPU")]
+    for cell, result in table:
+        beside_it = result["CPU"]
+        for name, r in result.items():
+            times = (f"{r['seconds'] * 1e3:.1f}", spread_of(r), f"{r['least'] * 1e3:.1f}")
+            ratios = (f"{r[key] / beside_it[key]:.2f}" for key in ("seconds", "least"))
+            rows.append((cell["rate"], str(cell["hosts"]), cell["algorithm"], name, *times, *ratios))
+    return aligned(rows)
+
+
 def of_flows(table: Table) -> str:
     """Several connections beside their line, which is what their caps let pass together, and beside one of them."""
     rows = [("rate", "cap", "hosts", "MiB", "exchange", "flows", "seconds", "spread", "line", "to line", "times one")]
@@ -164,7 +176,7 @@ def aligned(rows: Iterable[Sequence[str]]) -> str:
     """Columns as wide as their widest entry; numbers to the right."""
     rows = list(rows)
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    words = ("algorithm", "cap", "exchange", "program", "rate", "task")
+    words = ("algorithm", "cap", "exchange", "program", "rate", "task", "tensors")
     left = [name in words for name in rows[0]]
     return "\n".join(
         "  ".join(

@@ -1,6 +1,7 @@
 """Properties of all wire formats: kernels, on GPUs and in C, and operators equal the definition."""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -325,6 +326,18 @@ def test_within_definitions_the_definition_runs():
     assert (operators.home_of(x, "blockwise") is in_c) == (cpu.compiler() is not None)
     with cpu.definitions():
         assert operators.home_of(x, "blockwise") is blockwise
+
+
+def test_kernels_serve_the_device_that_triton_compiles_for(monkeypatch):
+    """On CUDA, and on Intel's GPUs, which no test has seen; elsewhere the definition runs."""
+    triton = pytest.importorskip("triton")
+    tensors = {kind: SimpleNamespace(is_cuda=False, is_cpu=False, device=torch.device(kind)) for kind in ("xpu", "mps")}
+    driver, known = SimpleNamespace(get_active_torch_device=lambda: tensors["xpu"].device), operators.has_kernels
+    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=driver))
+    monkeypatch.setattr(operators, "has_kernels", known.__wrapped__)  # without its cache
+    homes = {kind: operators.home_of(x, "mixing").__name__ for kind, x in tensors.items()}
+    assert homes == {"xpu": "baguakit.kernels.mixing_gpu", "mps": "baguakit.kernels.mixing"}
+    assert operators.has_kernels(torch.device("cuda"))
 
 
 # The operators.
