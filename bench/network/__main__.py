@@ -51,6 +51,7 @@ def main(words: list[str] | None = None) -> int:
             through_host = Table(options.out / "network-staged.jsonl")
             failed = runs.measure(staged.cells(options.quick), through_host, "bench.network.staged")
             print(reports.of_staged(through_host))
+            return done(failed, options.out)
         elif options.what == "flows":
             divided = Table(options.out / "network-flows.jsonl")
             failed = runs.measure(flows.cells(options.quick), divided, "bench.network.flows")
@@ -67,7 +68,12 @@ def main(words: list[str] | None = None) -> int:
         return 130
     for picture in figures.draw(trained, exchanged, collected, options.out):
         print(f"The picture is {picture}")
-    if options.out == RESULTS:
+    return done(failed, options.out)
+
+
+def done(failed: int, out: Path) -> int:
+    """Write the page, if the results are its own; return 1 if a cell could not be measured."""
+    if out == RESULTS:
         print(f"The page is {page.write(RESULTS)}")
     return 1 if failed else 0
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from baguakit.compare.pacing import bits_per_second
 
-from .contenders import CONTENDERS, FOUR_BITS
+from .contenders import ALONE, CONTENDERS, FOUR_BITS
 from .runs import UNSHAPED
 from .steps import RATES
 from .table import Table
@@ -63,14 +63,20 @@ def of_backend(table: Table) -> str:
 
 
 def of_staged(table: Table) -> str:
-    """Steps through the memory of the host, beside those of tensors on the CPU."""
-    rows = [("rate", "hosts", "algorithm", "tensors", "step ms", "spread", "least", "to CPU", "least to CPU")]
+    """Steps through the memory of the host, beside those of tensors on the CPU.
+
+    The last column leaves out what the device takes longer than the CPU for a step without communication.
+    """
+    rows = [("rate", "hosts", "algorithm", "tensors", "step ms", "spread", "least", "to CPU", "less its own time")]
+    alone = {(cell["rate"], cell["hosts"]): result for cell, result in table if cell["algorithm"] == ALONE}
     for cell, result in table:
-        beside_it = result["CPU"]
+        cpu, own = result["CPU"], alone.get((cell["rate"], cell["hosts"]))
         for name, r in result.items():
             times = (f"{r['seconds'] * 1e3:.1f}", spread_of(r), f"{r['least'] * 1e3:.1f}")
-            ratios = (f"{r[key] / beside_it[key]:.2f}" for key in ("seconds", "least"))
-            rows.append((cell["rate"], str(cell["hosts"]), cell["algorithm"], name, *times, *ratios))
+            ratio = f"{r['seconds'] / cpu['seconds']:.2f}"
+            longer = own[name]["seconds"] - own["CPU"]["seconds"] if own else 0.0
+            less = f"{(r['seconds'] - longer) / cpu['seconds']:.2f}" if own and own is not result else "–"
+            rows.append((cell["rate"], str(cell["hosts"]), cell["algorithm"], name, *times, ratio, less))
     return aligned(rows)
 
 

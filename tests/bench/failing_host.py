@@ -24,7 +24,7 @@ import baguakit as bk
 from baguakit.compare.pacing import links
 
 sys.path.append(str(Path(__file__).parents[1]))
-import late_device  # noqa: E402 it lies there
+import late_device
 
 NAP = 0.05  # seconds that a step takes beside what it computes
 SETTLE = 20.0  # seconds after which what is still there has been left behind

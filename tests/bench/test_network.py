@@ -2,12 +2,13 @@
 
 import os
 
+import late_device
 import pytest
 import torch
 from pool import ranks
 
 import baguakit as bk
-from bench.network import collectives, exchanges
+from bench.network import collectives, exchanges, staged
 from bench.network.contenders import contender
 from bench.network.table import Table
 
@@ -92,3 +93,16 @@ def test_a_table_outlives_its_program(tmp_path):
     assert list(again) == [({"hosts": 4, "rate": "1gbit"}, {"step": 1.5})]
     again.add({"rate": "2gbit", "hosts": 4}, {"step": 1})
     assert len(Table(table.path)) == 2  # the half line has gone
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not late_device.supported(), reason="this torch has no devices in Python")
+def test_steps_through_the_memory_of_the_host_are_compared_with_those_of_the_cpu():
+    """The comparison itself refuses weights that are not equal."""
+
+    def work():
+        return staged.measure({"algorithm": "bytegrad", "repeats": 2})
+
+    here, there = ranks(2, work, late=True)
+    assert here == there and list(here) == list(staged.STREAMS)
+    assert all(0 < each["least"] <= each["seconds"] for each in here.values())
