@@ -31,7 +31,6 @@ from ..primitives.transports import scattered
 NEAR = 0.25  # the noise of a time, in logarithms: points farther from a line are outliers
 SIZES = tuple(1 << power for power in range(10, 27, 2))  # bytes: 1 KiB to 64 MiB
 LEAST = 3  # sizes that are measured however long they take; 2 with several flows
-FEW = 8  # messages of the least size: a series may take so long, if its share is shorter
 SMALL = 1 << 17  # bytes; such messages are noisy and cheap
 OVERDRAWN = 4  # shares of time that a series may take until large messages take longer than small ones
 TIMEOUT = timedelta(seconds=60)  # of a message of a probe
@@ -233,23 +232,19 @@ def link_of(part: str, flows: int, there: Comm, comm: Comm, device: torch.device
 
         times: dict[int, list[float]] = {}
         cpu: dict[float, float] = {}  # the processor's time for a message, by the bytes that it sent
-        spent, latency, seen = 0.0, 0.0, False
+        spent, seen = 0.0, False
         for before, b in zip([0, *sizes], sizes, strict=False):
             # Until large messages take longer than small ones, a series may take `OVERDRAWN` times its share.
-            own = max(share, FEW * latency)  # between cities, a message takes a share of its own
-            allowed = own if seen else OVERDRAWN * own
+            allowed = share if seen else OVERDRAWN * share
             repeats = 20 if b < SMALL else 5 if b < 1 << 20 else 3
-            repeats = max(3, min(repeats, int(share / max(latency, 1e-9))))
-            growth = b / before if seen else 1.0
-            if len(times) >= least and spent + (1 + repeats) * growth * median(times[before]) > allowed:
+            if len(times) >= least and spent + (1 + repeats) * b / before * median(times[before]) > allowed:
                 break
             sent = send(b)
             gathered = comm.gather_objects([once(b) for _ in range(repeats)])
             times[b] = [max(each[i][0] for each in gathered) for i in range(repeats)]
             cpu[sent] = max(median(busy for _, busy in each) for each in gathered)
             spent += sum(times[b]) if b > SMALL else 0.0  # else a busy machine would spend all of it on noise
-            latency = median(times[sizes[0]])
-            seen = median(times[b]) > 2 * latency
+            seen = median(times[b]) > 2 * median(times[sizes[0]])
         line, largest = fit(times), max(times)
         # If noise hides the slope, take the bandwidth of the largest message.
         beta = line.beta or median(times[largest]) / largest
