@@ -87,7 +87,7 @@ def load_plane(row_ptr, n, block, PLANE, FORM, BLOCK, MASKED, WIDTH):
 def words_at(row_ptr, block, FORM, BLOCK, WIDTH):
     """Return pointers to the codes of whole blocks, 32 bits at a time."""
     WORDS: tl.constexpr = BLOCK * FORM[BITS] // 32
-    HELD: tl.constexpr = max(WIDTH, 4)  # bytes of a thread, as in `bytes_at`
+    HELD: tl.constexpr = max(WIDTH, 4 * FORM[BITS])  # bytes of a thread
     at = row_ptr.to(tl.pointer_type(tl.uint32)) + (block[None, :] * WORDS + tl.arange(0, WORDS)[:, None])
     return tl.multiple_of(at, [HELD, HELD])
 
@@ -268,15 +268,18 @@ def reduce_kernel(
         mean = tl.div_rn(mean, count)
     if MASKED and not FORM[PADDED]:
         mean = tl.where(inside, mean, 0.0)  # code 0 need not mean 0
-    if residual_ptr is not None:  # loaded before what takes long
+    if residual_ptr is not None:
         residual_at = values_at(residual_ptr, at, WIDTH, NARROW)
-        begun = load(residual_at, inside if MASKED else None)
+        if not FORM[ROTATED]:  # before what takes long; but rotation needs the registers
+            begun = load(residual_at, inside if MASKED else None)
     values = store_values(
         sent_ptr, header_at, mean, plain, 0, seed, seed_high, n, block, at, inside,
         MEASURE, ENCODE, JOIN, DECODE, WORD, FORM, DRAWN, BLOCK, MASKED, WIDTH,
     )  # fmt: skip
     if residual_ptr is not None:
         lost = restore(mean - values, signs_ptr) if FORM[ROTATED] else mean - values
+        if FORM[ROTATED]:
+            begun = load(residual_at, inside if MASKED else None)
         store(residual_at, begun + lost * count, inside if MASKED else None)
 
 
