@@ -87,7 +87,7 @@ def load_plane(row_ptr, n, block, PLANE, FORM, BLOCK, MASKED, WIDTH):
 def words_at(row_ptr, block, FORM, BLOCK, WIDTH):
     """Return pointers to the codes of whole blocks, 32 bits at a time."""
     WORDS: tl.constexpr = BLOCK * FORM[BITS] // 32
-    HELD: tl.constexpr = max(WIDTH, 4 * FORM[BITS])  # bytes of a thread
+    HELD: tl.constexpr = max(WIDTH, 16 if FORM[BITS] == 4 else 4)  # bytes of a thread
     at = row_ptr.to(tl.pointer_type(tl.uint32)) + (block[None, :] * WORDS + tl.arange(0, WORDS)[:, None])
     return tl.multiple_of(at, [HELD, HELD])
 
