@@ -31,7 +31,8 @@ def batch(rank: int, step: int, dtype: torch.dtype = torch.float32, rows: int = 
 def loss(model: nn.Module, rank: int, step: int) -> Tensor:
     """Return the loss of a model for the batch of a rank at a step."""
     x, y = batch(rank, step, next(model.parameters()).dtype)
-    return (model(x) - y).square().mean()  # in tests, also of models with several outputs
+    out: Tensor = model(x)  # several outputs are compared with the same number
+    return (out - y).square().mean()
 
 
 def sgd(params: Any, lr: float = 0.05) -> torch.optim.Optimizer:
