@@ -30,8 +30,7 @@ class CacheReport:
     One read of a sample adds at most 1 to `corrupt`, and at most 1 to `errors`.
 
     Attributes:
-        hits: samples read from the store.
-        misses: samples computed.
+        hits, misses: samples read from the store, and samples computed.
         bytes_read, bytes_written: bytes of encoded samples.
         not_stored: samples that a full store did not take.
         corrupt: samples whose stored bytes were damaged.
@@ -86,12 +85,7 @@ class CachedDataset(Dataset[Any]):
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        store: Store,
-        name: str | None = None,
-        version: str | int = 0,
-        codec: Codec | None = None,
+        self, dataset: Any, store: Store, name: str | None = None, version: str | int = 0, codec: Codec | None = None
     ) -> None:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
             raise TypeError(f"{type(dataset).__name__} has no samples by index; pass a map-style dataset")
@@ -212,10 +206,8 @@ def namespace(dataset: Any, name: str | None, version: str | int, codec_tag: str
         try:
             _Hasher(SimpleNamespace(write=content.update), protocol=5).dump(dataset)
         except Exception as error:
-            raise ValueError(
-                f"the content of this {kind} cannot be hashed ({type(error).__name__}: {error});"
-                " pass name= (and version=, which you change with the transform)"
-            ) from error
+            cause = f"the content of this {kind} cannot be hashed ({type(error).__name__}: {error})"
+            raise ValueError(f"{cause}; pass name= (and version=, which you change with the transform)") from error
         what = f"content:{kind}:{content.hexdigest()}"
     text = "\0".join(["baguakit-1", codec_tag, f"{type(version).__name__}:{version}", what])
     return blake2b(text.encode(), digest_size=16).digest()
@@ -228,9 +220,8 @@ def position(index: Any, length: int | None) -> bytes:
     try:
         number = index.__index__()
     except (AttributeError, TypeError):
-        raise TypeError(
-            f"the index of a cached sample is an integer or str, not the {type(index).__name__} {index!r}"
-        ) from None
+        found = f"the {type(index).__name__} {index!r}"
+        raise TypeError(f"the index of a cached sample is an integer or str, not {found}") from None
     if number < 0 and length is not None:
         number += length
     if not 0 <= number < 1 << 63:

@@ -25,7 +25,7 @@ from ..arguments import describe, instance
 HEAD = struct.Struct("<4sI")
 PLAIN, PICKLED = b"bkS1", b"bkP1"
 SCALARS = {type(None), bool, int, float, str}
-CONTAINERS = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
+CONTAINERS = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
 
 
 class Corrupt(ValueError):
@@ -59,9 +59,8 @@ def _unframed(magic: bytes, stored: bytes, read: Callable[[memoryview], Any]) ->
     instance("stored", stored, (bytes, bytearray, memoryview), "bytes")
     body = memoryview(stored)[HEAD.size :]
     if len(stored) < HEAD.size or HEAD.unpack_from(stored) != (magic, zlib.crc32(body)):
-        raise Corrupt(
-            f"stored is {len(stored)} bytes, {describe(bytes(stored[:8]))} …, not a complete sample of this codec"
-        )
+        found = f"{len(stored)} bytes, {describe(bytes(stored[:8]))} …"
+        raise Corrupt(f"stored is {found}, not a complete sample of this codec")
     try:
         return read(body)
     except Exception as error:
@@ -120,7 +119,7 @@ def _tree(x: Any, buffers: list[Any], where: str) -> Any:
     if kind is dict:
         keys = [_tree(k, buffers, f"a key of {where}") for k in x]
         return ["dict", keys, [_tree(v, buffers, f"{where}[{k!r}]") for k, v in x.items()]]
-    if kind.__name__ in CONTAINERS and kind is CONTAINERS[kind.__name__]:
+    if kind in CONTAINERS.values():
         if set(map(type, x)) <= SCALARS:
             return [kind.__name__, list(x)]
         return [kind.__name__, [_tree(v, buffers, f"{where}[{i}]") for i, v in enumerate(x)]]

@@ -18,6 +18,7 @@ from ..comm import Comm
 from .plan import Batches, Costs, Indices, Position, Record, Seat, Shares, Stretch, Told, assign, regrouped
 
 T = TypeVar("T")
+Place = tuple[int, int, Comm | None, bool]  # rank, number of ranks, their comm, whether their processes are known
 PLACE = ("epoch", "done", "ranks", "step")  # the position in a state; the other entries determine the order
 PLANNED = 4  # the number of stretches whose queues are cached
 log = logging.getLogger("baguakit")
@@ -26,15 +27,13 @@ log = logging.getLogger("baguakit")
 class Followed(Generic[T]):
     """The base class of samplers. An item is a sample or a batch. The module `plan` explains stretches and queues."""
 
-    def _begin(
-        self, rank: int, size: int, comm: Comm | None, measure: Callable[[], Costs], *settings: bool | float
-    ) -> None:
-        shuffle, seed, drop_last, level = settings
+    def _begin(self, place: Place, measure: Callable[[Comm | None, bool], Costs], *settings: bool | float) -> None:
+        (rank, size, comm, known), (shuffle, seed, drop_last, level) = place, settings
         self.shuffle, self.seed = truth("shuffle", shuffle), integer("seed", seed, 0)
         self.drop_last, self.random_level = truth("drop_last", drop_last), real("random_level", level, 0, 1)
         if self.random_level and not self.shuffle:
             raise ValueError(f"random_level={self.random_level} needs shuffle=True; set random_level=0 without it")
-        self._comm, self.costs, self.epoch = comm, measure(), 0
+        self._comm, self.costs, self.epoch = comm, measure(comm, known), 0
         self._record: Record | None = None  # None if the sampler does not follow a group, or its rank has just joined
         self._attachment: Any = None
         self._places: dict[int, Position] = {}  # by epoch: where its pass begins, if a change has divided the pass
@@ -99,10 +98,8 @@ class Followed(Generic[T]):
     def _walk(self, now: Position) -> Iterator[T]:
         if self._attachment is not None:
             if now.stretch.epoch <= self._latest:
-                raise ValueError(
-                    f"a pass of epoch {now.stretch.epoch} has begun before: call set_epoch with a higher number before "
-                    "each pass, by which the ranks that follow a group tell passes apart"
-                )
+                begun = f"a pass of epoch {now.stretch.epoch} has begun before"
+                raise ValueError(f"{begun}: call set_epoch with a higher number before each pass, to tell passes apart")
             self._latest, now.base = now.stretch.epoch, now.drawn - self._count()
             now.origin = -self._attachment.step * self._items
         self._resumed = None  # only when the first item is drawn: loaders with workers make two iterators
@@ -136,10 +133,8 @@ class Followed(Generic[T]):
         """
         epoch = integer("epoch", epoch, 0)
         if epoch < self._from:
-            raise ValueError(
-                f"epoch is {epoch} and this rank has joined in epoch {self._from}: begin with sampler.epoch, as in "
-                "`for epoch in range(sampler.epoch, epochs)`"
-            )
+            joined = f"epoch is {epoch} and this rank has joined in epoch {self._from}"
+            raise ValueError(f"{joined}: begin with sampler.epoch, as in `for epoch in range(sampler.epoch, epochs)`")
         if epoch != self.epoch:
             self.epoch, self._now, self._resumed = epoch, self._first(epoch), None
 
@@ -181,10 +176,8 @@ class Followed(Generic[T]):
             raise ValueError(f"state has no {', '.join(missing)}; pass the result of state_dict() of such a sampler")
         for name, here in self._signature().items():
             if state.get(name) != here:
-                raise ValueError(
-                    f"this state was taken with {name}={state.get(name)!r} and the sampler has {here!r};"
-                    " build the sampler with the same arguments to resume, or start the epoch again"
-                )
+                differs = f"this state was taken with {name}={state.get(name)!r} and the sampler has {here!r}"
+                raise ValueError(f"{differs}; build the sampler with the same arguments, or start the epoch again")
         least = {"epoch": 0, "ranks": 1, "step": 0}
         epoch, ranks, step = (integer(f"{name} in the state", state[name], low) for name, low in least.items())
         behind = [integer("behind in the state", each, 0) for each in state.get("behind", [0] * ranks)]

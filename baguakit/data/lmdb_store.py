@@ -90,9 +90,7 @@ class LMDBStore(Store):
             raise ValueError(f"{path} holds an LMDB file that is not a store of samples; pass another directory")
         kind = file_system(path)
         if kind in NETWORK or kind.startswith("fuse."):
-            raise ValueError(
-                f"{path} is on {kind}, where memory maps of several nodes conflict; pass a local directory"
-            )
+            raise ValueError(f"{path} is on {kind}, where memory maps of nodes conflict; pass a local directory")
         self._lmdb = package("lmdb", "LMDBStore")
 
     def __repr__(self) -> str:

@@ -27,7 +27,6 @@ from .plan import Batches, Costs, Indices, Limit, all_steps, by_cost
 
 Complexity = Callable[[Any], float] | torch.Tensor | npt.NDArray[Any] | Sequence[float] | str | os.PathLike[str]
 
-DOING = "determine the complexity of the dataset"
 log = logging.getLogger("baguakit")
 
 
@@ -38,15 +37,14 @@ class LoadBalancedSampler(Followed[int], DistributedSampler[int]):
     the samples are assigned such that the total costs of the ranks stay nearly equal. `seed` and the epoch determine
     the order. Call `set_epoch` before each epoch.
 
-    It is a `DistributedSampler`, so trainers do not replace it by their own sampler. If `complexity` is a function,
-    construction is a collective call: all ranks share the calls of this function.
+    It is a `DistributedSampler`, so trainers do not replace it. If `complexity` is a function, construction is a
+    collective call: all ranks share the calls of this function.
 
     Args:
         dataset: the samples; it has a length.
         complexity: a function that returns the cost of a sample; or the costs of all samples, as a tensor, an array, a
             sequence of numbers, or the path of an `.npy` file of numbers.
-        num_replicas: the number of ranks; None for the size of `group`.
-        rank: this process's rank; None for its rank in `group`.
+        num_replicas, rank: the number of ranks, and this process's rank; None for those of `group`.
         shuffle: shuffle the steps; False: steps run from cheap to expensive.
         seed: the seed of the order, equal on all ranks.
         drop_last: leave out `len(dataset) % num_replicas` samples (with `shuffle`, other samples in each epoch); False:
@@ -73,16 +71,14 @@ class LoadBalancedSampler(Followed[int], DistributedSampler[int]):
         random_level: float = 0.0,
         group: Any = None,
     ) -> None:
-        mine, size, comm, known = membership(num_replicas, rank, group)
-        measure = partial(complexities, dataset, complexity, comm, known)
-        self._begin(mine, size, comm, measure, shuffle, seed, drop_last, random_level)
+        place, measure = membership(num_replicas, rank, group), partial(complexities, dataset, complexity)
+        self._begin(place, measure, shuffle, seed, drop_last, random_level)
         self.dataset = dataset  # type: ignore[assignment]
 
     def _steps(self, samples: Indices, ranks: int, rng: np.random.Generator, epoch: int) -> list[Batches]:
         count = len(samples) // ranks * ranks if self.drop_last else -(-len(samples) // ranks) * ranks
         sorted_ = by_cost(np.resize(samples, count), self.costs, self.random_level, rng)
-        cells = self._assigned(self.costs[sorted_], ranks, rng, epoch)
-        return sorted_[cells][:, :, None]  # type: ignore[return-value]
+        return sorted_[self._assigned(self.costs[sorted_], ranks, rng, epoch)][:, :, None]  # type: ignore[return-value]
 
     def _item(self, batch: Indices) -> int:
         return int(batch[0])
@@ -131,19 +127,15 @@ class LoadBalancedBatchSampler(Followed[list[int]], Sampler[list[int]]):
         group: Any = None,
     ) -> None:
         if budget is None and batch_size is None:
-            raise ValueError(
-                "budget and batch_size are None; pass budget= (cost per batch), batch_size= (samples per batch), or"
-                " both"
-            )
+            raise ValueError("budget and batch_size are None; pass budget= (cost of a batch), batch_size=, or both")
         budget = None if budget is None else real("budget", budget, above=0)
         many = None if batch_size is None else integer("batch_size", batch_size, 1)
         self.limit = Limit(budget, many, truth("padded", padded))
-        mine, size, comm, known = membership(num_replicas, rank, group)
-        measure = partial(complexities, dataset, complexity, comm, known)
-        self._begin(mine, size, comm, measure, shuffle, seed, drop_last, random_level)
+        place, measure = membership(num_replicas, rank, group), partial(complexities, dataset, complexity)
+        self._begin(place, measure, shuffle, seed, drop_last, random_level)
         if budget is not None and (most := self.costs.max(initial=0)) > budget:
-            worst = f"sample {self.costs.argmax()} alone costs {most:g}"
-            raise ValueError(f"{worst} and the budget is {budget:g}; raise budget")
+            worst = self.costs.argmax()
+            raise ValueError(f"sample {worst} alone costs {most:g} and the budget is {budget:g}; raise budget")
 
     @property
     def sampler(self) -> LoadBalancedBatchSampler:
@@ -214,7 +206,8 @@ def complexities(dataset: Sized, complexity: Complexity, comm: Comm | None, know
     rank, size = (0, 1) if comm is None else (comm.rank, comm.size)
     if rank == 0:
         log.warning("measuring the complexity of %d samples on %d ranks", n, size)
-    mine = on_all(comm, lambda: [_cost(complexity, dataset, i) for i in range(rank, n, size)], DOING)
+    doing = "determine the complexity of the dataset"
+    mine = on_all(comm, lambda: [_cost(complexity, dataset, i) for i in range(rank, n, size)], doing)
     costs = np.empty(n)
     for r, share in enumerate([mine] if comm is None else comm.gather_objects(mine)):
         costs[r::size] = share
@@ -253,5 +246,5 @@ def _cost(function: Callable[[Any], float], dataset: Any, i: int) -> float:
     try:
         return float(function(sample))
     except Exception as error:
-        what = f"complexity={describe(function)} of sample {i} raised {type(error).__name__}"
-        raise ValueError(f"{what}: {error}") from error
+        raised = f"{type(error).__name__}: {error}"
+        raise ValueError(f"complexity={describe(function)} of sample {i} raised {raised}") from error

@@ -113,11 +113,9 @@ def one_step(samples: Indices, costs: Costs, ranks: int) -> Batches:
     """
     ordered = samples[np.argsort(-costs[samples], kind="stable")].tolist()
     full = len(ordered) // ranks
-    if not full:
-        return [np.array([s], dtype=np.int64) for s in ordered] + [samples[:0]] * (ranks - len(ordered))
     batches: list[list[int]] = [[] for _ in range(ranks)]
     loads = [(0.0, rank) for rank in range(ranks)]
-    filled: list[tuple[float, int]] = []
+    filled = [] if full else loads
     for sample, cost in zip(ordered[: full * ranks], costs[ordered].tolist(), strict=False):
         load, rank = loads[0]
         batches[rank].append(sample)

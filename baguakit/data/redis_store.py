@@ -33,18 +33,15 @@ class RedisStore(Store):
 
     Rendezvous hashing (Thaler and Ravishankar 1998) chooses the server of each sample: adding or removing one of n
     servers moves 1/n of the samples. The servers' `maxmemory` and `maxmemory-policy` set the limit and the eviction.
-    With `noeviction` a full server keeps its samples, and all other samples are computed in every epoch.
-    `allkeys-random` suits several datasets. An LRU policy always evicts the samples that are needed next. While a
-    server is down, its samples are computed.
+    With `noeviction` a full server takes no new samples. `allkeys-random` suits several datasets. An LRU policy always
+    evicts the samples that are needed next. While a server is down, its samples are computed.
 
     Args:
         hosts: "host:port", "redis://…", "rediss://…" (TLS) or "unix://…", or a list of these; equal on all nodes.
         username, password, db: as in Redis; the password is never printed. In an address, special characters of a
             password are percent-encoded (# as %23).
-        tls: use TLS.
-        ca_file, cert_file, key_file: the certificate authority to trust, and the client's certificate and key.
-        timeout: the seconds to wait for a server.
-        retry_seconds: the seconds from a failure of a server to the next request to it.
+        tls, ca_file, cert_file, key_file: use TLS; the authority to trust; the client's certificate and its key.
+        timeout, retry_seconds: the seconds to wait for a server, and from its failure to the next request to it.
         expire_seconds: the seconds after which a server deletes a sample; None for never.
         claim_seconds: the most seconds that other processes wait while one process computes a sample.
         prefix: the beginning of all keys in Redis.
@@ -111,10 +108,8 @@ class RedisStore(Store):
                 pool = client.connection_pool
                 pool.connection_class(**pool.connection_kwargs)  # checks its options, and does not connect
             except (TypeError, ValueError) as error:
-                raise ValueError(
-                    f"the options after the ? in the address of {shown} are not for Redis ({type(error).__name__}); "
-                    "leave them out"
-                ) from None
+                options_of = f"the options after the ? in the address of {shown}"
+                raise ValueError(f"{options_of} are not for Redis ({type(error).__name__}); leave them out") from None
             self._clients.append(client)
 
     def __repr__(self) -> str:

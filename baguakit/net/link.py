@@ -13,12 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from typing import Annotated
 
-from ..arguments import integer, message, real, text
+from ..arguments import Range, checked, integer, real, several, text
 
 Layout = tuple[int, int]
+Port = Annotated[int, Range(0, 65535)]
 LAYOUTS: tuple[Layout, ...] = tuple(
     (threads, sockets) for threads in (1, 2, 4, 8, 16) for sockets in (1, 2, 4, 8) if threads * sockets <= 64
 )
@@ -31,13 +33,10 @@ MOST_FLOWS, HELLO_TIMEOUT = 128, 5.0  # flows of a server, twice as many as NCCL
 def measure(
     host: str, port: int = PORT, *, layouts: Sequence[Layout] = LAYOUTS, seconds: float = 1.0
 ) -> dict[Layout, float]:
-    """Return the bandwidth to `host`, where `serve` runs, in bytes per second, by layout.
-
-    Nothing else should use the link.
+    """Return the bandwidth of an idle link to `host`, where `serve` runs, in bytes per second, by layout.
 
     Args:
-        host: the name or address of the server.
-        port: the port of the server.
+        host, port: the name or address of the server, and its port.
         layouts: pairs (threads, sockets of each thread), each of at most 128 sockets in all.
         seconds: the time to send with each layout. The wait until the last byte has arrived comes on top.
 
@@ -47,10 +46,8 @@ def measure(
     """
     text("host", host)
     port, seconds = integer("port", port, 1, 65535), real("seconds", seconds, above=0, most=86400)
-    if not isinstance(layouts, Sequence) or isinstance(layouts, str):
-        raise TypeError(f"layouts is a list of pairs (threads, sockets of each thread), not {layouts!r}")
     asked = []
-    for given in layouts:
+    for given in several("layouts", layouts, "a list of pairs (threads, sockets of each thread)"):
         if not isinstance(given, (tuple, list)) or len(given) != 2:
             raise TypeError(f"each of layouts is a pair (threads, sockets of each thread), not {given!r}")
         named = zip(("threads", "sockets of each thread"), given, strict=True)
@@ -68,7 +65,8 @@ def measure(
         ) from error
 
 
-def serve(address: str = "127.0.0.1", port: int = PORT, *, ready: Callable[[str, int], None] | None = None) -> None:
+@checked
+def serve(address: str = "127.0.0.1", port: Port = PORT, *, ready: Callable[[str, int], None] | None = None) -> None:
     """Receive and count the data that `measure` sends, until a KeyboardInterrupt.
 
     At most 128 flows are received at a time, each by a thread with a buffer of 256 KiB (32 MiB in all). Further flows
@@ -85,9 +83,6 @@ def serve(address: str = "127.0.0.1", port: int = PORT, *, ready: Callable[[str,
         TypeError, ValueError: the address or the port is impossible, or `ready` cannot be called.
     """
     text("address", address)
-    integer("port", port, 0, 65535)
-    if ready is not None and not callable(ready):
-        raise TypeError(message("ready", "a function of an address and a port", ready))
     try:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         server = socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN)
@@ -122,17 +117,14 @@ def serve(address: str = "127.0.0.1", port: int = PORT, *, ready: Callable[[str,
 
 def _rate(address: tuple[str, int], threads: int, sockets: int, seconds: float) -> float:
     flows: list[socket.socket] = []
-    try:
+    with ExitStack() as stack:
         for _ in range(threads * sockets):
-            flows.append(socket.create_connection(address, timeout=TIMEOUT))
+            flows.append(stack.enter_context(socket.create_connection(address, timeout=TIMEOUT)))
             flows[-1].setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             flows[-1].sendall(HELLO)
         start = threading.Barrier(threads, timeout=TIMEOUT)
         with ThreadPoolExecutor(threads) as pool:
             spans = list(pool.map(lambda i: _fill(flows[i::threads], start, seconds), range(threads)))
-    finally:
-        for flow in flows:
-            flow.close()
     begins, ends, counts = zip(*spans, strict=True)
     return float(sum(counts) / (max(ends) - min(begins)))
 
@@ -192,12 +184,10 @@ class SocketSettings:
     def __post_init__(self) -> None:
         integer("threads", self.threads, 1, NCCL_THREADS)
         integer("sockets_per_thread", self.sockets_per_thread, 1, NCCL_FLOWS)
-        if self.flows > NCCL_FLOWS:
-            raise ValueError(
-                f"NCCL uses 1 to {NCCL_FLOWS} sockets per connection, and {self.threads} threads of "
-                f"{self.sockets_per_thread} are {self.flows}"
-            )
         real("rate", self.rate, above=0)
+        if self.flows > NCCL_FLOWS:
+            given = f"{self.threads} threads of {self.sockets_per_thread} are {self.flows}"
+            raise ValueError(f"NCCL uses 1 to {NCCL_FLOWS} sockets per connection, and {given}")
 
     @property
     def flows(self) -> int:
@@ -229,9 +219,7 @@ def nccl_socket_settings(link: str | Mapping[Layout, float]) -> SocketSettings:
     if wrong:
         raise TypeError(f"each key of link is a layout, a pair (threads, sockets of each thread), not {wrong[0]!r}")
     if not rates:
-        raise ValueError(
-            "link has no rate: pass {(threads, sockets of each thread): bytes a second, ...} or a host, not {}"
-        )
+        raise ValueError("link has no rate: pass {(threads, sockets of each thread): bytes per second} or a host")
     measured = [SocketSettings(threads, sockets, rate) for (threads, sockets), rate in rates.items()]
     enough = NEAR * max(each.rate for each in measured)
     return min((each for each in measured if each.rate >= enough), key=lambda each: (each.flows, each.threads))

@@ -11,10 +11,12 @@ import socket
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch.distributed as dist
 
+from ..elastic.doors import family_of
 from ..elastic.rendezvous import PORT, endpoint_of
 
 
@@ -26,11 +28,9 @@ def main(words: Sequence[str] | None = None) -> int:
     options = parser.parse_args(words)
     try:
         host, port = endpoint_of(options.bind, least=0)
+        server = socket.create_server((host, port), family=family_of(host), backlog=1024)
     except ValueError as error:
         parser.error(str(error))
-    try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        server = socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
         print(f"the store cannot listen on {options.bind}: {error}", file=sys.stderr)
         return 1
@@ -43,12 +43,9 @@ def main(words: Sequence[str] | None = None) -> int:
     given: Any = dist
     store = given.TCPStore(*there, is_master=True, wait_for_workers=False, master_listen_fd=server.detach())
     print(f"The store listens at {options.bind if port else ':'.join(map(str, there))}.", flush=True)
-    try:
+    with suppress(KeyboardInterrupt):
         threading.Event().wait()
-    except KeyboardInterrupt:
-        return 0
-    finally:
-        del store
+    del store
     return 0
 
 
