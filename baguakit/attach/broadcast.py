@@ -24,10 +24,7 @@ def take_from(source: int, setup: AttachSetup, comm: Comm) -> None:
 
 
 def broadcast_optimizers(optimizers: Iterable[Optimizer], comm: Comm, device: torch.device, source: int = 0) -> None:
-    """Overwrite the state of every optimizer (tensors and options) with the state of rank `source`. Collective.
-
-    An optimizer is skipped if its state is divided over the ranks.
-    """
+    """Overwrite the state and options of optimizers with those of rank `source`; skip divided ones. Collective."""
     for optimizer in optimizers:
         if is_divided(optimizer):
             continue
@@ -42,9 +39,7 @@ def broadcast_optimizers(optimizers: Iterable[Optimizer], comm: Comm, device: to
                 "attach before the first step, or load every rank's own checkpoint and pass broadcast=False"
             )
         if comm.rank != source and not sharded:
-            tensors = [
-                torch.empty(shape, dtype=dtype, device=device if there else "cpu") for shape, dtype, there in shapes
-            ]
+            tensors = [torch.empty(size, dtype=kind, device=device if there else "cpu") for size, kind, there in shapes]
         for t in tensors:
             broadcast_into(t, comm, device, source)
         if comm.rank != source:
@@ -71,10 +66,7 @@ CHUNK = 1 << 26  # bytes at a time, so that the copies in fp32 or fp64 stay smal
 
 @torch.no_grad()
 def merge_(model: nn.Module, comm: Comm, device: torch.device) -> None:
-    """Overwrite every parameter, and every dense non-integer buffer, with its mean over all ranks.
-
-    The mean is computed in fp32, and in fp64 for fp64 tensors.
-    """
+    """Overwrite every parameter and dense non-integer buffer with its mean over all ranks, computed in fp32 or fp64."""
     if comm.size == 1:
         return
     reshard(model)

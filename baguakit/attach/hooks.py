@@ -20,10 +20,7 @@ UNSTEPPED = 1000  # backward passes without a step before a warning; nobody accu
 
 
 class Hooks:
-    """The hooks of an attachment.
-
-    The constructor sets them. `follow` hooks the parameters of new buckets. The engine's end removes all hooks.
-    """
+    """The hooks of an attachment, until the engine's end. `follow` hooks the parameters of new buckets."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine, self.others = engine, engine.other_optimizers

@@ -75,10 +75,7 @@ def joined(engine: Engine, by_all: bool, throw: bool) -> Iterator[None]:
 
 
 class Joining:
-    """One `join()` on this rank.
-
-    `by_all` and `throw` are divide_by_initial_world_size and throw_on_early_termination of `Attachment.join`.
-    """
+    """One `join()` on this rank; `by_all` and `throw` are the two arguments of `Attachment.join`."""
 
     def __init__(self, engine: Engine, by_all: bool, throw: bool) -> None:
         self.engine, self.by_all, self.throw, self.answered = engine, by_all, throw, False

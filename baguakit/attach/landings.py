@@ -108,10 +108,7 @@ class LeafStreams:
             self.params.setdefault(stream, set()).add(p)
 
     def follow(self, params: Iterable[Tensor], lane: Lane | None) -> None:
-        """Make `lane` wait until the gradients of these parameters have been accumulated.
-
-        If `lane` is None, the current stream waits; the memory of the gradients is kept until that stream has read it.
-        """
+        """Make `lane`, or else the current stream, wait until the gradients of `params` have been accumulated."""
         wanted = set(params)
         streams = {stream: made & wanted for stream, made in self.params.items() if made & wanted}
         if lane is not None:
@@ -121,15 +118,11 @@ class LeafStreams:
             here = current_stream(stream.device)
             for p in made if stream != here else ():
                 here.wait_stream(stream)
-                if p.grad is not None:
+                if p.grad is not None:  # its memory is kept until this stream has read it
                     p.grad.record_stream(here)
 
     def landed(self, lanes: Collection[Lane]) -> None:
-        """Forget the streams. Keep the memory of the gradients until the lanes have read it.
-
-        The current stream has waited for the lanes. Other streams have not waited, and could otherwise reuse this
-        memory as soon as the host frees a gradient.
-        """
+        """Forget the streams. As these have not waited for the lanes, keep the gradients until lanes have read them."""
         for stream, params in self.params.items():
             for lane in lanes if stream != current_stream(stream.device) else ():
                 lane.uses([p.grad for p in params])
@@ -137,10 +130,7 @@ class LeafStreams:
 
 
 class OtherOptimizers:
-    """Warn once if an optimizer trains the model but is not attached: no rule sees its steps.
-
-    If no optimizers are `attached`, any optimizer may step.
-    """
+    """Warn once if an optimizer trains the model that is not `attached`, though others are: no rule sees its steps."""
 
     def __init__(self, model: nn.Module, attached: Sequence[Optimizer]) -> None:
         self.model, self.attached = model, attached

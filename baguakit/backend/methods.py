@@ -285,16 +285,12 @@ def compare(
     """Send each rank a line that describes a call, and return a function that waits for the lines of all ranks.
 
     All ranks call this in the order of their collectives; `number` counts the collectives of a gloo group. If a rank's
-    call differs, the returned function raises an error that names this rank, before values are mixed. Bytes of a line:
-
-        8       a digest of the call: operation, reduction, shape, dtype, layout, root, method, exact or compressed
-        8       in an all-to-all: the number of values sent to the receiver of the line, and the number expected from it
-        112     the call in words
+    call differs, the returned function raises an error that names this rank, before values are mixed. A line has a
+    digest of the call, the numbers of values that an all-to-all sends its receiver and expects, and the call in words.
 
     An exact collective of gloo begins when the lines of all ranks agree. If calls differed, gloo could read the bits of
     one dtype as another, add the values of two reductions, or end a process that receives too many bytes. A compressed
-    collective sends its first messages before all lines have arrived. The tags of these messages contain the digest,
-    so that a rank with another call never receives the messages.
+    collective begins earlier: the tags of its messages contain the digest, so that no other call receives them.
     """
     rank, n = group.rank(), group.size()
     here, there = splits or ([0] * n, [0] * n)

@@ -22,8 +22,7 @@ from ..comm.sending import Rider
 from ..keeping import Joint
 from ..lanes import Phases
 from ..primitives import mean_
-from ..stages import Stage, call_stage
-from ..stages.base import in_phases
+from ..stages import Stage
 from ..tensors import uploaded
 from .runner import BucketFlight, RuleRunner
 
@@ -40,10 +39,9 @@ class Flags:
     rows: Tensor | None = None  # (1, parameters) of the maximum over ranks, or (ranks, parameters)
 
     def beside(self, ones: Tensor, dtype: torch.dtype) -> list[Pair]:
-        """Return pairs (to, from) of tensors. Copying each `from` to its `to` sets the flags on the device.
+        """Return pairs (to, from), copies that set the flags on the device if this rank has all gradients.
 
-        `ones` holds at least as many ones as there are flags. It is copied if this rank has all gradients, which is the
-        usual case. Otherwise no pairs are returned, and `begin` uploads the flags.
+        `ones` holds at least as many ones as there are flags. Otherwise there are no pairs: `begin` uploads the flags.
         """
         if self.mine.count(1) < len(self.mine):
             return []
@@ -177,10 +175,7 @@ class GradientRunner(RuleRunner):
             with NOTHING if joint is None else joint.flight(state, self.guards, lambda: flat, whose=(self, i)):
                 if scale is not None:
                     flat.mul_(scale.reciprocal())
-                if self.in_phases:
-                    result = yield from in_phases(stage, flat, state, comm, self.channel.check)
-                else:
-                    result = call_stage(stage, flat, state, comm)
+                result = yield from self.phases_of(stage, flat, state, comm)
                 if result is not flat:
                     flat.copy_(result)
                 if scale is not None:
@@ -192,11 +187,7 @@ class GradientRunner(RuleRunner):
         self.launch(i, step, work, beside=beside)
 
     def arrive_all(self) -> bool:
-        """Wait for all buckets that land now: those of this backward, or of the backward `delay` passes earlier.
-
-        Returns:
-            True if that backward failed on some rank and the flags are on the host.
-        """
+        """Wait for the buckets of the backward that lands now. Return True if the host sees that some rank failed."""
         if self.ring:
             self.channel.lane.flush()  # these land later, and wait for nothing more
             self._turn()
@@ -227,11 +218,7 @@ class GradientRunner(RuleRunner):
             fault.multiply_(alike)
 
     def land(self, scale: Tensor | None) -> list[int]:
-        """Set `.grad` to a view of the bucket if any rank has a gradient. Multiply delayed gradients by `scale`.
-
-        Returns:
-            the ids of the parameters whose gradients have landed.
-        """
+        """Set `.grad` to a view of the bucket (times `scale`, if delayed) where any rank has one; return these ids."""
         self._show_fault()
         landed = used = self.flags.of_all()
         self.flown, self.versions = True, []

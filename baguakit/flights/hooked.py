@@ -11,8 +11,8 @@ from ..buckets import Bucket
 from ..comm import Comm
 from ..keeping import Joint
 from ..lanes import Phases
-from ..stages import Stage, call_stage
-from ..stages.base import in_phases, init_stage
+from ..stages import Stage
+from ..stages.base import init_stage
 from .checkpoint import load_bucket, save_runner, whole_of
 from .runner import RuleRunner
 
@@ -101,10 +101,8 @@ class HookRunner(RuleRunner):
                 with contextlib.nullcontext() if joint is None else joint.flight(state, self.guards, lambda: flat):
                     if scale is not None:
                         flat.mul_(scale.reciprocal())
-                    if mean is None and self.in_phases:
-                        result = yield from in_phases(stage, flat, state, comm, self.channel.check)
-                    else:
-                        result = (mean or call_stage)(stage, flat, state, comm)
+                    by_stage = self.phases_of(stage, flat, state, comm)
+                    result = (yield from by_stage) if mean is None else mean(stage, flat, state, comm)
                     if result is not target:
                         target.copy_(result)
                     if scale is not None:

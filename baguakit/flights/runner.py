@@ -7,7 +7,7 @@ residuals and replicas, change the scales of the next flight, and be missing fro
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
 from types import GeneratorType
@@ -43,9 +43,7 @@ class BucketFlight(Collective):
     before: Tensor | None = None  # the weights that were launched, where only their change is added at landing
     formats: list[SentFormat] = field(default_factory=list)  # in which the stage has sent values
     tally: Tally = field(default_factory=list)  # of its errors of compression, if they are measured
-    kept: list[State] = field(
-        default_factory=list
-    )  # a copy of the state before the flight, made on the lane, if the flight's step may be lost
+    kept: list[State] = field(default_factory=list)  # a copy of the state before it, if the flight's step may be lost
 
 
 @dataclass(eq=False)
@@ -113,12 +111,7 @@ class RuleRunner:
         return self.index << 16 | bucket
 
     def launch(
-        self,
-        i: int,
-        step: int | None,
-        work: Callable[[Stage, Tensor, Comm], Any] | None = None,
-        before: Tensor | None = None,
-        beside: list[Pair] | None = None,
+        self, i: int, step: int | None, work: Any = None, before: Tensor | None = None, beside: list[Pair] | None = None
     ) -> BucketFlight:
         """Launch bucket `i`: on the lane, call `work(stage, flat, comm)`, or the stage if there is no `work`.
 
@@ -151,9 +144,7 @@ class RuleRunner:
                 if work is not None:
                     result = work(stage, bucket.flat, comm)
                     return (yield from result) if type(result) is GeneratorType else result
-                if self.in_phases:
-                    return (yield from in_phases(stage, bucket.flat, state, comm, channel.check))
-                return call_stage(stage, bucket.flat, state, comm)
+                return (yield from self.phases_of(stage, bucket.flat, state, comm))
             except Exception as error:
                 channel.note(label, error)
                 raise
@@ -178,6 +169,12 @@ class RuleRunner:
             ledger.flights.append(flight)
         channel.monitor.launched(channel.number, flight)
         return flight
+
+    def phases_of(self, stage: Stage, flat: Tensor, state: State, comm: Comm) -> Phases:
+        """Call a stage on the lane, in phases if it has any, and return its result."""
+        if self.in_phases:
+            return (yield from in_phases(stage, flat, state, comm, self.channel.check))
+        return call_stage(stage, flat, state, comm)
 
     def arrive(self, i: int) -> Any:
         """Wait for the flight of bucket `i` and return its result, or raise an error that names the rank at fault."""

@@ -1,7 +1,6 @@
-"""The callback for transformers:  Trainer(…, callbacks=[BaguaCallback(bk.algorithms.bytegrad())])
+"""The callback for transformers. `Trainer`'s `DistributedDataParallel` stands aside for the attachment.
 
-`Trainer` wraps the model in `DistributedDataParallel`, which stands aside for the attachment. `Trainer` accumulates,
-clips, logs and saves as usual: gradients have been averaged when its backward returns.
+Gradients have been averaged when its backward returns, so it accumulates, clips, logs and saves as usual.
 """
 
 # Mypy also runs where transformers is not installed: there, its classes are Any.
@@ -67,7 +66,8 @@ class BaguaCallback(TrainerCallback):
             )
         scaler = getattr(optimizer, "scaler", None)
         self.attachment = attach(wrapper, optimizer, *self.rules, scaler=scaler, **self.options)
-        if parts := len(glob.glob("baguakit-*.pt", root_dir=folder_of(args, state))):
+        here = os.path.dirname(part_of(args, state, 0))
+        if parts := len(glob.glob("baguakit-*.pt", root_dir=here)):
             saved = torch.load(part_of(args, state, args.process_index % parts), weights_only=True)
             if "model" in saved:
                 model.load_state_dict(saved["model"])
@@ -83,8 +83,9 @@ class BaguaCallback(TrainerCallback):
         saved = {"attachment": self.attachment.state_dict()}
         if self._differ:
             saved |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        os.makedirs(folder_of(args, state), exist_ok=True)
-        torch.save(saved, part_of(args, state, args.process_index))
+        path = part_of(args, state, args.process_index)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        torch.save(saved, path)
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
         """Leave the mean of all ranks, if weights differ, and detach."""
@@ -93,11 +94,6 @@ class BaguaCallback(TrainerCallback):
         self.attachment.detach()
 
 
-def folder_of(args: Any, state: Any) -> str:
-    """Return the folder of the checkpoint at the present step."""
-    return os.path.join(args.output_dir, f"checkpoint-{state.global_step}")
-
-
-def part_of(args: Any, state: Any, rank: int) -> str:
-    """Return the path of a rank's file in this checkpoint."""
-    return os.path.join(folder_of(args, state), f"baguakit-{rank}.pt")
+def part_of(args: Any, state: Any, rank: Any) -> str:
+    """Return the path of a rank's file in the checkpoint at the present step."""
+    return os.path.join(args.output_dir, f"checkpoint-{state.global_step}", f"baguakit-{rank}.pt")

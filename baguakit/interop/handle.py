@@ -59,14 +59,11 @@ class HookLife(Life[Setup]):
         return next(iter(self.acting()), None)
 
     def launch(self, runner: HookRunner, called: int, flat: Tensor, params: Sequence[Tensor], *how: Any) -> int:
-        """Launch the bucket that the hook numbers `called`, and return the runner's number of this bucket.
-
-        Either all flights of a backward change the states of their stages, or none does. `how` is passed to `take_off`.
-        """
+        """Launch the bucket that the hook numbers `called`, by `take_off(…, *how)`. Return the runner's number."""
         i = runner.fit(called, flat, params)
         if not runner.ledgers[0].launches:
             self.since = self.clock.step
-        if runner.remembers_any and self.decisions.joint is None:
+        if runner.remembers_any and self.decisions.joint is None:  # all flights of a backward change states, or none
             self.decisions.joint = Joint()
         joint = self.decisions.joint if runner.remembers_any else None
         runner.take_off(i, self.clock.step, self.setup.loss_scale(), joint, *how)
@@ -116,12 +113,7 @@ class Handle(Attached):
 
 
 def rules_on_gradients(stage: Any) -> tuple[Rule, ...]:
-    """Return the rules of a stage, or of an algorithm on gradients such as `bytegrad()`.
-
-    Raises:
-        TypeError: `stage` is neither a stage nor an algorithm, or a rule acts on weights.
-        ValueError: a rule has a delay, a `where`, or a topology `Chosen()`; or two rules act in one step.
-    """
+    """Return the rules of a stage, or of an algorithm on gradients. Raise an error if a hook cannot run them."""
     if isinstance(stage, Stage):
         stage = during_backward(stage)
     elif not isinstance(stage, Algorithm | tuple | list) or not stage:

@@ -15,7 +15,7 @@ Let x_q be the gradients of rank q, one of n ranks. The first half of a stage gi
 """
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -117,13 +117,11 @@ def fsdp(
 class Unit:
     """The parameters of one `fully_shard` call, which FSDP2 reduces together.
 
-    No other part of this package reads FSDP2's internal objects. Torch documents how to hook a module, but not which
-    modules share one reduction (`fully_shard([a, b])`), nor the layout of parameters in the tensor that a hook gets.
-    `units_of` reads both from internal objects of torch 2.13.
+    Torch documents how to hook a module, but not which modules share one reduction (`fully_shard([a, b])`), nor the
+    layout of parameters in the tensor that a hook gets. `units_of` alone reads both from FSDP2's internal objects.
 
     Attributes:
-        name: the name of the module, or of the first module if the call was given several.
-        module: the module that takes the hooks.
+        name, module: the module that takes the hooks, the first if the call was given several.
         group: the process group in which FSDP shards the parameters.
         shards: {meta tensor: name}. The meta tensors have the shapes of the padded shards of trainable parameters, in
             the order of the gradients that a hook gets; complex shards have pairs of real values. If FSDP has not
@@ -155,8 +153,7 @@ def units_of(model: nn.Module, comm: Comm | None) -> list[Unit]:
         if id(state) in seen:  # one of several that were sharded together
             continue
         seen.add(id(state))
-        groups = getattr(state, "_fsdp_param_groups", None)
-        if groups is None:  # earlier versions knew one mesh a module
+        if (groups := getattr(state, "_fsdp_param_groups", None)) is None:  # earlier versions knew one mesh a module
             groups = [state._fsdp_param_group] if state._fsdp_param_group else []
         if len(groups) > 1:
             raise ValueError(f"the parameters of {whose} are sharded over {len(groups)} meshes; use one")
@@ -216,13 +213,7 @@ class ShardedLife(HookLife):
     """
 
     def __init__(
-        self,
-        make: Callable[[], Setup],
-        comm: Comm,
-        timeout: Any,
-        units: Sequence[Unit],
-        across: bool,
-        weights: Compressor | None,
+        self, make: Any, comm: Comm, timeout: Any, units: Sequence[Unit], across: bool, weights: Compressor | None
     ) -> None:
         self.alike = across  # else each rank has a shard of its own
         super().__init__(make, comm, timeout)
@@ -307,12 +298,10 @@ class ReduceScatter(UnitCollective):
 
 
 def times_mean(op: Any, size: int) -> float:
-    """Return the factor between the reduction `op` over `size` ranks and their mean.
-
-    `set_gradient_divide_factor(f)` makes FSDP ask for a sum of gradients / f: 1 / f is the factor of a PREMUL_SUM.
-    """
+    """Return the factor between the reduction `op` over `size` ranks and their mean."""
     if op == ReduceOp.AVG:
         return 1
+    # `set_gradient_divide_factor(f)` makes FSDP ask for a PREMUL_SUM, whose factor is 1 / f.
     return size if op == ReduceOp.SUM else size * float(op.__getstate__()[1])
 
 

@@ -1,7 +1,6 @@
-"""The strategy for Lightning:  Trainer(strategy=BaguaStrategy("bytegrad"), devices=2)
+"""The strategy for Lightning. `bk.attach` sets hooks on the model and does not wrap it.
 
-`bk.attach` sets hooks on the model and does not wrap it. Gradients have been averaged when Lightning's backward
-returns, so Lightning accumulates, unscales, clips, logs and saves as usual.
+Gradients have been averaged when Lightning's backward returns, so it accumulates, unscales, clips and logs as usual.
 """
 
 # Mypy also runs where Lightning is not installed: there, classes of Lightning are Any.

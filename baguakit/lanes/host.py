@@ -39,12 +39,6 @@ def mark(device: torch.device) -> Any:
     return None if stream is None else stream.record_event()
 
 
-def wait_for(device: torch.device, event: Any) -> None:
-    """Make the current stream of `device` wait for an event of `mark`."""
-    if event is not None:
-        current_stream(device).wait_event(event)
-
-
 def finish(device: torch.device) -> None:
     """Let the host wait until the current stream of `device` has done all its work."""
     if (event := mark(device)) is not None:
@@ -114,8 +108,8 @@ class HostFlight(CpuFlight):
             kept_for(tensors_in(read), current_stream(self._device))
 
     def _begin(self) -> None:
-        for event in self._after:
-            wait_for(self._device, event)
+        for event in filter(None, self._after):
+            current_stream(self._device).wait_event(event)
 
     def result(self) -> Any:
         value = super().result()

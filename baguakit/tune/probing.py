@@ -154,8 +154,8 @@ def now(device: torch.device) -> float:
 def machine(comm: Comm, device: torch.device, compressors: Sequence[Compressor]) -> tuple[Network, float]:
     """Return the speeds of this rank's machine while all ranks work, and the seconds that pass per second of CPU time.
 
-    The second number is 0 on a GPU. The crowding is κ = T₂/T₁ − 1, from 0 to 1. T₁ is the time of matrix products. T₂
-    is the time of these products while each rank also computes them on a lane. Collective.
+    The second number is 0 on a GPU: CPU time is ignored there. The crowding is κ = T₂/T₁ − 1, from 0 to 1, where T₁ is
+    the time of matrix products, and T₂ while each rank also computes them on a lane. Collective.
     """
 
     def timed(work: Callable[[], object]) -> tuple[float, float]:
@@ -208,10 +208,7 @@ def machine(comm: Comm, device: torch.device, compressors: Sequence[Compressor])
 def link_of(part: str, flows: int, there: Comm, comm: Comm, device: torch.device, stretch: float, share: float) -> Link:
     """Return the `Link` of one class of links, measured by exchanges over `flows` flows in the group `there`.
 
-    Args:
-        comm: all ranks; they agree on the times.
-        stretch: the seconds that pass per second of CPU time while all ranks work; 0: CPU time is ignored.
-        share: the seconds for each series of messages.
+    All ranks of `comm` agree on the times. `stretch` is that of `machine`; a series of messages may take `share` s.
     """
     n, r = there.size, there.rank
     if n == 1:
