@@ -1,7 +1,6 @@
 """The subcommand `compare`: algorithms, of this package or of a user, by seconds and bytes to the same loss."""
 
 import argparse
-import importlib.util
 import json
 import math
 import sys
@@ -84,10 +83,8 @@ def comparison(options: argparse.Namespace) -> Comparison:
     own = {name: value for name in ("optimizer", "lr") if (value := getattr(options, name)) is not None}
     others = [contender(name) for name in split(options.against) if name]
     every = tuple(dict.fromkeys([DDP, *(contender(text, **own) for text in options.algorithms), *others]))
-    steps, sizes = (
-        options.steps,
-        {name: getattr(options, name) for name in ("hosts", "rate", "seeds", "trials", "steps")},
-    )
+    steps, asked = options.steps, ("hosts", "rate", "seeds", "trials", "steps")
+    sizes = {name: getattr(options, name) for name in asked}
     task = Task(options.task, warmup=min(50, max(1, steps // 6)), every=max(1, steps // 12))
     return Comparison(every, task, **sizes, longest=steps + steps // 2, tried=max(1, steps // 3))
 
@@ -109,23 +106,13 @@ def shown(made: Comparison) -> str:
 
 
 def progress(made: Comparison, table: Table, failed: Mapping[str, str]) -> Callable[[Job], None]:
-    """Return a function that shows what is left before each job: by a bar if tqdm is installed, else by lines."""
+    """Return a function that says what is left before each job."""
 
     def left() -> int:
         able = [each for each in made.contenders if each.name not in failed]
         return sum(sum(made.lacking(table, each).values()) for each in able)
 
     total, began = left(), time.monotonic()
-    if sys.stderr.isatty() and importlib.util.find_spec("tqdm"):
-        from tqdm.auto import tqdm  # type: ignore[import-untyped, unused-ignore]
-
-        bar = tqdm(total=total, unit="step", dynamic_ncols=True)
-
-        def draw(job: Job) -> None:
-            bar.set_description(str(job), refresh=False)
-            bar.update(total - left() - bar.n)
-
-        return draw
 
     def tell(job: Job) -> None:
         done = total - left()

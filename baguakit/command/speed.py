@@ -3,6 +3,7 @@
 import functools
 import sys
 import time
+import timeit
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor
 
 from .. import compressors, primitives
-from ..compressors import TopK
+from ..compressors import Compressor, TopK
 from ..compressors.formats import Blockwise
 from ..kernels import cpu, operators
 from .screen import Table, say
@@ -62,18 +63,24 @@ def moves(values: int, rows: int = 0, row_bytes: Callable[[int], int] = int) -> 
     return lambda n: 4 * values * n + rows * row_bytes(n)
 
 
-def there(*tensors: Tensor | None) -> list[Tensor]:
-    """Return the tensors that are not None."""
-    return [each for each in tensors if each is not None]
+def compress(n: int, device: str, codec: Compressor, residual: bool) -> Work:
+    x = drawn(n, device).view(1, n)
+    lost = torch.empty_like(x) if residual else None
+    return lambda: [each for each in (codec.compress(x, lost), lost) if each is not None]
+
+
+def changing(call: Callable[[], object], *changed: Tensor) -> Work:
+    """Return a function that does `call`, and returns the tensors that `call` changes."""
+
+    def work() -> Sequence[Tensor]:
+        call()
+        return changed
+
+    return work
 
 
 def of_format(codec: Blockwise) -> Iterator[Operation]:
     """Yield the operations of a wire format."""
-
-    def compress(n: int, device: str, residual: bool) -> Work:
-        x = drawn(n, device).view(1, n)
-        lost = torch.empty_like(x) if residual else None
-        return lambda: there(codec.compress(x, lost), lost)
 
     def decompress(n: int, device: str) -> Work:
         packed = codec.compress(drawn(n, device).view(1, n))
@@ -93,8 +100,9 @@ def of_format(codec: Blockwise) -> Iterator[Operation]:
         return lambda: [codec.reduce(packed, n)]
 
     family, moved = repr(codec), functools.partial(moves, row_bytes=codec.row_bytes)
-    yield Operation(family, "compress", moved(1, 1), functools.partial(compress, residual=False))
-    yield Operation(family, "compress, residual", moved(2, 1), functools.partial(compress, residual=True))
+    for residual in (False, True):
+        packs = functools.partial(compress, codec=codec, residual=residual)
+        yield Operation(family, "compress" + ", residual" * residual, moved(1 + residual, 1), packs)
     yield Operation(family, "decompress", moved(1, 1), decompress)
     yield Operation(family, "add 2 rows", moved(2, 2), add)
     yield Operation(family, f"average {ROWS} rows", moved(0, ROWS + 1), average)
@@ -102,40 +110,19 @@ def of_format(codec: Blockwise) -> Iterator[Operation]:
 
 def mix(n: int, device: str, others: int) -> Work:
     x, ys = drawn(n, device).clone(), [drawn(n, device, seed + 1) for seed in range(others)]
-
-    def work() -> Sequence[Tensor]:
-        operators.mix_(x, ys, [1 / (others + 1)] * (others + 1))
-        return [x]
-
-    return work
+    return changing(lambda: operators.mix_(x, ys, [1 / (others + 1)] * (others + 1)), x)
 
 
 def land(n: int, device: str) -> Work:
     result, before = drawn(n, device, 1), drawn(n, device, 2)
     x = torch.where(drawn(n, device, 3) > 0, before, drawn(n, device))
-
-    def work() -> Sequence[Tensor]:
-        operators.land_(x, result, before, None)
-        return [x]
-
-    return work
-
-
-def keep(n: int, device: str, residual: bool) -> Work:
-    x, codec = drawn(n, device).view(1, n), TopK(RATIO)
-    lost = torch.empty_like(x) if residual else None
-    return lambda: there(codec.compress(x, lost), lost)
+    return changing(lambda: operators.land_(x, result, before, None), x)
 
 
 def step(n: int, device: str, name: str) -> Work:
     states, options = STEPS[name]
-    changed = [drawn(n, device).clone(), *(torch.zeros(n, dtype=torch.float32, device=device) for _ in range(states))]
-
-    def work() -> Sequence[Tensor]:
-        getattr(primitives, name)(changed[0], drawn(n, device, 1), *changed[1:], 0, **options)
-        return changed
-
-    return work
+    p, zeros = drawn(n, device).clone(), [torch.zeros_like(drawn(n, device)) for _ in range(states)]
+    return changing(lambda: getattr(primitives, name)(p, drawn(n, device, 1), *zeros, 0, **options), p, *zeros)
 
 
 def operations() -> Iterator[Operation]:
@@ -148,9 +135,9 @@ def operations() -> Iterator[Operation]:
         yield Operation("mixing", f"mix {count} tensors", moves(count + 1), functools.partial(mix, others=count - 1))
     yield Operation("mixing", "land", moves(4), land)
     for residual in (False, True):
-        moved = moves(1 + residual, 1, TopK(RATIO).row_bytes)
-        name = f"keep {RATIO:.0%}{', residual' * residual}"
-        yield Operation("top-k", name, moved, functools.partial(keep, residual=residual))
+        kept = functools.partial(compress, codec=TopK(RATIO), residual=residual)
+        name, moved = f"keep {RATIO:.0%}{', residual' * residual}", moves(1 + residual, 1, TopK(RATIO).row_bytes)
+        yield Operation("top-k", name, moved, kept)
     for name, (states, _) in STEPS.items():
         yield Operation("optimizer", name, moves(3 + 2 * states), functools.partial(step, name=name))
 
@@ -158,10 +145,7 @@ def operations() -> Iterator[Operation]:
 def reading(work: Callable[[], object], device: str, calls: int = 1) -> float:
     """Return the seconds of a call: by CUDA events on a GPU, by the clock elsewhere."""
     if device == "cpu":
-        begun = time.perf_counter()
-        for _ in range(calls):
-            work()
-        return (time.perf_counter() - begun) / calls
+        return timeit.timeit(work, number=calls) / calls
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     for _ in range(calls):
