@@ -1,6 +1,6 @@
 """The program of a host in `test_network_failures`: trainings, one after another, each of which prints how it ended.
 
-    python failing_host.py '[{"flows": 1, "timeout": 3.0, "steps": 30}, …]'
+    python failing_host.py '[{"flows": 1, "timeout": 3.0, "steps": 30, "device": "late"}, …]'
 
 Lines are JSON: {"step": i} when step i begins, and at the end of a training its weights' checksum, or its error, with
 the moment at which it was raised, and what threads and descriptors it has left.
@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +23,9 @@ from torch import nn
 import baguakit as bk
 from baguakit.compare.pacing import links
 
+sys.path.append(str(Path(__file__).parents[1]))
+import late_device
+
 NAP = 0.05  # seconds that a step takes beside what it computes
 SETTLE = 20.0  # seconds after which what is still there has been left behind
 
@@ -29,6 +33,9 @@ SETTLE = 20.0  # seconds after which what is still there has been left behind
 def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
+    if late_device.supported():
+        late_device.install()  # before the first backward, when autograd counts the devices
+        trained(flows=1, timeout=60.0, steps=1, device=late_device.NAME)  # for which autograd keeps a thread
     trained(flows=1, timeout=60.0, steps=1)  # what is made once has been made
     for training in json.loads(sys.argv[1]):
         say(ready=True)
@@ -45,20 +52,20 @@ def main() -> None:
     os._exit(0)  # what torch does at its end it does over a network that may not be there
 
 
-def trained(flows: int, timeout: float, steps: int) -> str:
-    """The checksum of the weights after some steps."""
+def trained(flows: int, timeout: float, steps: int, device: str = "cpu") -> str:
+    """The checksum of the weights after some steps on a device."""
     torch.manual_seed(0)
     rank, model = dist.get_rank(), nn.Sequential(nn.Linear(8, 384), nn.Tanh(), nn.Linear(384, 384), nn.Linear(384, 1))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    optimizer = torch.optim.SGD(model.to(device).parameters(), lr=0.01, momentum=0.9, foreach=False)
     comm, data = bk.Comm(flows=flows), torch.Generator().manual_seed(rank)
     with bk.attach(model, optimizer, bk.algorithms.gradient_allreduce(), comm=comm, timeout=timeout):
         for step in range(steps):
             say(step=step)
             optimizer.zero_grad()
-            model(torch.randn(16, 8, generator=data)).square().mean().backward()
+            model(torch.randn(16, 8, generator=data).to(device)).square().mean().backward()
             optimizer.step()
             time.sleep(NAP)
-    weights = torch.cat([p.detach().flatten() for p in model.parameters()])
+    weights = torch.cat([p.detach().cpu().flatten() for p in model.parameters()])
     return hashlib.sha256(weights.numpy().tobytes()).hexdigest()
 
 

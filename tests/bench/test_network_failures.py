@@ -4,6 +4,7 @@ import json
 import sys
 import time
 
+import late_device
 import pytest
 from laboratory import ROOT, needs_root
 
@@ -15,6 +16,8 @@ PATIENT = 40.0  # of those that are not: a host is taken for dead after a quarte
 SOON = 60.0  # for what must come about, on a machine that is busy with other things
 QUIET = 0.3  # several steps
 FAR = {"nodes": 2, "between": "100mbit", "delay": "25ms"}  # two hosts in two cities
+LATE = pytest.param("late", marks=pytest.mark.skipif(not late_device.supported(), reason="no devices in Python"))
+on_devices = pytest.mark.parametrize("device", ["cpu", LATE])  # the latter's tensors go through the memory of the host
 NO_ANSWER = ("PeerError: rank 1 has had no answer from the store", "the link between the two hosts is down, or")
 
 
@@ -125,10 +128,12 @@ def test_training_goes_on_after_a_moment_and_no_bit_is_another():
     assert [*undisturbed, *unplugged, *stalled] == [first] * 6
 
 
-def test_training_between_cities_goes_on_when_all_frames_have_waited_for_five_seconds():
-    """No rank gives up before its time; the weights are those of a training that was not disturbed."""
+@on_devices
+def test_training_between_cities_goes_on_when_all_frames_have_waited_for_five_seconds(device):
+    """No rank gives up before its time; the weights are those of a training on CPUs that was not disturbed."""
+    training = {"flows": 1, "timeout": PATIENT, "steps": 16}
     with Lab(2, **FAR) as lab:
-        at_work = Trainings(lab, [{"flows": 1, "timeout": PATIENT, "steps": 16}] * 2)
+        at_work = Trainings(lab, [training, {**training, "device": device}])
         at_work.next_is_under_way()
         undisturbed = at_work.outcomes([0, 1])
         at_work.next_is_under_way()
@@ -138,9 +143,10 @@ def test_training_between_cities_goes_on_when_all_frames_have_waited_for_five_se
         assert at_work.outcomes([0, 1]) == undisturbed == [{"weights": undisturbed[0]["weights"], "left": []}] * 2
 
 
-def test_a_way_between_cities_that_dies_is_a_sentence_on_both_sides():
+@on_devices
+def test_a_way_between_cities_that_dies_is_a_sentence_on_both_sides(device):
     with Lab(2, **FAR) as lab:
-        at_work = Trainings(lab, [{"flows": 1, "timeout": TIMEOUT, "steps": 1000}])
+        at_work = Trainings(lab, [{"flows": 1, "timeout": TIMEOUT, "steps": 1000, "device": device}])
         at_work.next_is_under_way()
         lab.cut()
         here, there = at_work.outcomes([0, 1])
@@ -149,9 +155,10 @@ def test_a_way_between_cities_that_dies_is_a_sentence_on_both_sides():
 
 
 @pytest.mark.parametrize("way", [{}, FAR], ids=["near", "far"])
-def test_a_host_that_is_killed_is_a_sentence_on_the_other(way):
+@on_devices
+def test_a_host_that_is_killed_is_a_sentence_on_the_other(way, device):
     with Lab(2, **way) as lab:
-        at_work = Trainings(lab, [{"flows": 3, "timeout": TIMEOUT, "steps": 1000}])
+        at_work = Trainings(lab, [{"flows": 3, "timeout": TIMEOUT, "steps": 1000, "device": device}])
         at_work.next_is_under_way()
         at_work.ranks.processes[1].kill()
         (here,) = at_work.outcomes([0])

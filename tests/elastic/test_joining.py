@@ -85,9 +85,11 @@ FEW = ["bytegrad(MinMaxUInt8(block=64), error_feedback=True)"]
 @pytest.mark.parametrize(
     "algorithm", [each if each in FEW else pytest.param(each, marks=pytest.mark.slow) for each in ALGORITHMS]
 )
-def test_every_algorithm_goes_on_with_fewer_and_with_more(algorithm):
+@pytest.mark.parametrize("other", ["cpu", pytest.param("late", marks=pytest.mark.slow)])
+def test_every_algorithm_goes_on_with_fewer_and_with_more(algorithm, other):
+    """So it does if ranks train on another device, `late_device`, beside one on a CPU."""
     with crew(algorithm, lr=0.05) as ranks:
-        three = ranks.start("a", "b", "c")
+        three = ranks.start("a") + ranks.start("b", "c", device=other)
         gather(three)
         three[2].tell("die", "flight")
         for each in three:
@@ -95,7 +97,7 @@ def test_every_algorithm_goes_on_with_fewer_and_with_more(algorithm):
         for each in three[:2]:
             each.hear("stepped")
         step(three[:2], 3)
-        again = three[:2] + ranks.start("d")
+        again = three[:2] + ranks.start("d", device=other)
         for each in again[:2]:
             each.tell("gather", 3)
         again[2].hear("attached")
