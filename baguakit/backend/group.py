@@ -20,7 +20,7 @@ from ..comm.own import longer, set_timeout, timeout_of
 from ..comm.sending import LENGTHS, SENT, TAGS
 from ..comm.staging import is_staged, to_host
 from ..lanes import lane, lane_of, tensors_in
-from ..monitor import LEFT, Collective
+from ..monitor import Collective
 from ..runtime import Channel, Setup, agree, own_comm, start_monitor, warn_of_shared_cards
 from .methods import EXCHANGES, Call, Methods, compare, parts_of
 from .policy import Policy, count
@@ -58,7 +58,7 @@ class BaguaGroup(Methods):
             agree(self._monitor, lambda: setup, "init_process_group('bagua')", "register")
             self._connect(options.global_ranks_in_group)
         except BaseException:
-            self._monitor.leave(LEFT)
+            self._monitor.leave()
             raise
         self._set_group_name(options.group_id)
         if self._this.rank == 0 and not options.global_ranks_in_group:
@@ -256,7 +256,7 @@ class BaguaGroup(Methods):
         for channel in self._channels.values():
             channel.lane.close(wait)
         self._follower.close(wait)
-        self._monitor.leave(LEFT)
+        self._monitor.leave()
         for channel in self._channels.values():
             channel.comm.close()
 

@@ -2,9 +2,9 @@
 
 from .judging import differing, first_line, store_gone, store_silent
 from .monitor import Monitor, PeerError, end_with_process
-from .records import LEFT, Collective
+from .records import Collective
 
 __all__ = [
-    "LEFT", "Collective", "Monitor", "PeerError", "differing", "end_with_process", "first_line", "store_gone",
+    "Collective", "Monitor", "PeerError", "differing", "end_with_process", "first_line", "store_gone",
     "store_silent",
 ]  # fmt: skip

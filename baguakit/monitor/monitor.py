@@ -213,19 +213,15 @@ class Monitor:
             with contextlib.suppress(RuntimeError):  # the store went with its host: there is nothing to compare with
                 self.watch.compare(self.watch.board.written({r % self.size for r in ranks}), sure)
 
-    def leave(self, how: str, why: str = "") -> None:
-        """Tell the other ranks that this rank leaves, and stop the monitor. Never wait for other ranks."""
+    def leave(self, error: BaseException | None = None) -> None:
+        """Tell the other ranks that this rank leaves, because of `error` if it is given; wait for none of them."""
+        self.leaving = (LEFT, "") if error is None else (RAISED, f"{type(error).__name__}: {error}")
         if self.error is not None:
-            how, why = GAVE_UP, str(self.error)
-        self.leaving = (how, why)
+            self.leaving = (GAVE_UP, str(self.error))
         self._ended.set()
         if self.watch.end():
             with contextlib.suppress(Exception):  # the store died with its host: nobody is left to read this
                 self.watch.write()
-
-    def leave_for(self, error: BaseException | None) -> None:
-        """Tell the other ranks that this rank leaves and, if `error` is given, that the error is the reason."""
-        self.leave(*((LEFT, "") if error is None else (RAISED, f"{type(error).__name__}: {error}")))
 
     def alone(self) -> bool:
         """Return True if all other ranks have left, or the store is gone."""
@@ -279,7 +275,7 @@ def end_all() -> None:
     monitors = [monitor for monitor, process in list(_monitors.items()) if process == os.getpid()]
     for monitor in monitors:
         if not monitor.leaving[0]:
-            monitor.leave_for(getattr(sys, "last_value", None))  # the process ends for that
+            monitor.leave(getattr(sys, "last_value", None))  # the process ends for that
     for monitor in monitors:
         until = time.monotonic() + monitor.silence
         while monitor.rank == 0 and not monitor.alone() and time.monotonic() < until:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ..arguments import integer, real, truth
+from ..arguments import integer, real, several, truth
 from .serving import HOST, Launcher, Progress, dumps, launcher, receive, send, takes_closures
 
 Bars = dict[tuple[int, int], Any]  # the tqdm of a loop, by rank and number of the loop
@@ -115,9 +115,8 @@ class Ranks:
             raise TypeError(f"{function!r} cannot be sent to the ranks: {error}{missing}") from error
         limit = math.inf if limit is None else real("limit", limit, above=0, most=MOST_SECONDS)
         truth("keep", keep)
-        if not isinstance(lost, Collection) or isinstance(lost, (str, bytes, torch.Tensor)):
-            raise TypeError(f"lost is a sequence of ranks, not {lost!r}")
-        gone = {integer("a rank in lost", rank, 0, self.size - 1) for rank in lost}
+        listed = several("lost", lost, "a sequence of ranks")
+        gone = {integer("a rank in lost", rank, 0, self.size - 1) for rank in listed}
         # Ranks get the source of code that is not in a file, such as a notebook cell, so that their tracebacks show it.
         sources = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
         work = pickle.dumps({"path": [*map(str, sys.path)], "sources": sources, "keep": keep, "packed": packed})

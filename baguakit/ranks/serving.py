@@ -42,7 +42,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from ..arguments import integer, message
+from ..arguments import instance, integer, message
 
 T = TypeVar("T")
 PRELOADED = ("numpy", "torch", "torch.distributed", "torch._dynamo", "baguakit")
@@ -166,8 +166,7 @@ def progress(steps: Iterable[T], label: str = "", total: int | None = None) -> I
     """
     if not hasattr(steps, "__iter__") and not hasattr(steps, "__getitem__"):
         raise TypeError(message("steps", "an iterable such as a range or a loader", steps))
-    if not isinstance(label, str):
-        raise TypeError(message("label", "a string", label))
+    instance("label", label, str, "a string")
     total = None if total is None else integer("total", total, 0)
     if _control is None:
         return iter(steps)

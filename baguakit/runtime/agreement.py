@@ -20,10 +20,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..arguments import message
+from ..arguments import instance, message
 from ..buckets import local
 from ..comm import FLAT, HOSTS, Comm
 from ..lanes import CpuLane
+from ..lanes.cpu import CpuFlight
 from ..monitor import Collective, Monitor
 from ..rules import Rule
 
@@ -78,8 +79,7 @@ def check_scaler(scaler: Any, rules: Sequence[Rule]) -> None:
     """Raise a TypeError or ValueError unless `scaler` can be used with the rules."""
     if scaler is None:
         return
-    if not isinstance(scaler, torch.amp.GradScaler):
-        raise TypeError(message("scaler", "a torch.amp.GradScaler", scaler))
+    instance("scaler", scaler, torch.amp.GradScaler, "a torch.amp.GradScaler")
     from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
     for rule in rules:
@@ -153,7 +153,7 @@ def agree(monitor: Monitor, make: Callable[[], AnySetup], label: str = "attach()
     key = f"agree/{monitor.launched(0, collective).number}"
 
     def compared(error: str | None, lines: Sequence[str], kind: str = "") -> tuple[str, tuple[str, ...]]:
-        found = _asked(monitor, collective, lambda: _compared(monitor, key, (error, lines), kind, verb))
+        found = asked(monitor, collective, lambda: _compared(monitor, key, (error, lines), kind, verb))
         return found[0], found[1]
 
     try:
@@ -176,15 +176,21 @@ def first_said(monitor: Monitor, label: str, text: str) -> str:
         return text
     collective = Collective(label=label)
     key = f"first/{monitor.launched(0, collective).number}"
-    return str(_asked(monitor, collective, lambda: monitor.store.compare_set(key, "", text).decode()))
+    return str(asked(monitor, collective, lambda: monitor.store.compare_set(key, "", text).decode()))
 
 
-def _asked(monitor: Monitor, collective: Collective, ask: Callable[[], Any]) -> Any:
+def asked(monitor: Monitor, collective: Collective, ask: Callable[[], Any]) -> Any:
     """Run `ask`, which queries the store, as the flight of `collective`. Wait for its result and return it."""
-    lane = CpuLane("baguakit agree")  # a store that does not answer blocks the thread, which is not joined
-    collective.flight = lane.run(ask, collective.label)
-    lane.close(wait=False)
+    collective.flight = beside(ask, collective.label)
     return monitor.wait_for(collective)
+
+
+def beside(work: Callable[[], Any], label: str) -> CpuFlight:
+    """Run `work` on a thread that is not joined, because a store that does not answer blocks it; return its flight."""
+    lane = CpuLane("baguakit start")
+    flight = lane.run(work, label)
+    lane.close(wait=False)
+    return flight
 
 
 def _compared(monitor: Monitor, key: str, written: Written, kind: str, verb: str) -> tuple[str, tuple[str, ...]]:

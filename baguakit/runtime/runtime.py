@@ -19,13 +19,13 @@ from ..comm import FLAT, HOSTS, Comm, abort_all
 from ..comm.groups import PatientStore, error_in, host, lazy, next_name, ranks_by_host, store_of
 from ..comm.staging import CPU, is_staged
 from ..kernels import cpu
-from ..lanes import CpuLane, Lane, lane
-from ..monitor import LEFT, Collective, Monitor, PeerError, end_with_process, store_gone, store_silent
+from ..lanes import Lane, lane
+from ..monitor import Collective, Monitor, PeerError, end_with_process, store_gone, store_silent
 from ..primitives.neighbors import is_mean, links
 from ..rules import Rule
 from ..stages import Hierarchical, Stage
 from ..topology import Chosen, Topology
-from .agreement import AnySetup, agree, as_time, channel_of, on_mesh
+from .agreement import AnySetup, agree, as_time, asked, beside, channel_of, on_mesh
 
 AGREEMENTS = 2  # the number of the channel of agreements: the channels of flights come first
 ROUNDS = 16  # of a topology, whose connections are made at the start
@@ -128,7 +128,7 @@ class Runtime(Generic[AnySetup]):
             self.setup = agree(self.monitor, lambda: on_mesh(make(), comm))
         except BaseException:  # which all ranks raise
             self.over = True
-            self.monitor.leave(LEFT)
+            self.monitor.leave()
             raise
         device, by_host = self.setup.device, comm._by_host(self.setup.device)
         self.monitor.fly_on(CPU if by_host else device)
@@ -167,7 +167,7 @@ class Runtime(Generic[AnySetup]):
             for channel in self.channels:  # the host waits while a lost rank is still noticed
                 self.monitor.wait_until(channel.lane.idle)
         self.over = True
-        self.monitor.leave(LEFT)
+        self.monitor.leave()
         self._close(wait=True)
 
     def abandon(self, error: BaseException | None) -> None:
@@ -175,7 +175,7 @@ class Runtime(Generic[AnySetup]):
         if self.over:
             return
         self.over = True
-        self.monitor.leave_for(error)
+        self.monitor.leave(error)
         self._abort()
         self._close(wait=False)
 
@@ -222,9 +222,7 @@ def start_monitor(
 
     if comm.size == 1:
         return started()
-    beside = CpuLane("baguakit start")
-    flight, seconds = beside.run(started), max(SLOWEST_CONNECTION, time_limit.total_seconds())
-    beside.close(wait=False)
+    flight, seconds = beside(started, "attach()"), max(SLOWEST_CONNECTION, time_limit.total_seconds())
     if not flight.wait(seconds):
         raise PeerError(store_silent(comm.rank, seconds, "attach()", seconds))
     try:
@@ -256,16 +254,15 @@ def own_comm(
     current = torch.cuda.current_device() if by_nccl else None
     store = PatientStore(comm.group, monitor.wait_until) if current is None else None
 
-    def made(comm: Comm) -> Comm:
+    def made() -> Comm:
         if current is not None:
             torch.cuda.set_device(device if device.index is not None else current)
         return comm.own(name, timeout, device, flows, store, parts)
 
-    start = CpuLane("baguakit start")
-    try:
-        own: Comm = Channel(0, start, comm, monitor).together(f"the group {name}", made)
-    finally:
-        start.close(wait=False)
+    monitor.check()
+    collective = Collective(label=f"the group {name}")
+    monitor.launched(0, collective)
+    own: Comm = asked(monitor, collective, made)
     return own
 
 

@@ -4,7 +4,8 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch.distributed as dist
@@ -19,6 +20,7 @@ ALGORITHMS = Checks()
 ALGORITHMS.add("its repr is an expression that evaluates to an equal algorithm")(expression)
 STOPS = (3, 5)
 AT = (0, 5)  # overflows: in the first step, and with flights of several steps under way
+SECONDS_TO_END = 5.0  # threads and sockets end a moment after they are told to
 UNEVEN = (5, 2, 0)  # batches of each rank
 
 
@@ -50,11 +52,8 @@ def resume(algorithm: Algorithm) -> Iterator[str]:
     "where nothing is lost on the wire, other buckets change no weight", 2, lambda a: repeats(a) and exact(a)
 )
 def other_buckets(algorithm: Algorithm) -> Iterator[str]:
-    whole, cut = (
-        Course(9, stops, cuts).run(algorithm) for stops, cuts in (((), (1 << 20,)), (STOPS, (1 << 20, 1, 200)))
-    )
-    weights = [{name: x for name, x in run.items() if name.startswith("model")} for run in (cut, whole)]
-    yield from differences(*weights)
+    runs = [course.run(algorithm) for course in (Course(9, STOPS, (1 << 20, 1, 200)), Course(9, (), (1 << 20,)))]
+    yield from differences(*({name: x for name, x in run.items() if name.startswith("model")} for run in runs))
 
 
 @ALGORITHMS.add(
@@ -90,9 +89,8 @@ def failed_backward(algorithm: Algorithm) -> Iterator[str]:
 )
 def uneven(algorithm: Algorithm) -> Iterator[str]:
     joined = Course(max(UNEVEN), batches=UNEVEN)
-    yield from differences(
-        joined.run(algorithm), Course(max(UNEVEN), batches=UNEVEN, zeros=averages_gradients(algorithm)).run(algorithm)
-    )
+    alone = replace(joined, zeros=averages_gradients(algorithm))
+    yield from differences(joined.run(algorithm), alone.run(algorithm))
 
 
 @ALGORITHMS.add("a second backward before a step adds to averages, or else raises on all ranks", 2, repeats)
@@ -132,10 +130,14 @@ def detach(algorithm: Algorithm) -> Iterator[str]:
     cycle()
     before = _belongings(model, optimizer)
     cycle()
-    _comes(lambda: all(now <= before[name] for name, now in _belongings(model, optimizer).items()))
-    for name, now in _belongings(model, optimizer).items():
-        if now > before[name]:
-            yield f"after another run there are {now} {name}, and were {before[name]}"
+    until, left = time.monotonic() + SECONDS_TO_END, True
+    while left and time.monotonic() < until:
+        now = _belongings(model, optimizer)
+        left = any(now[name] > before[name] for name in now)
+        time.sleep(0.01 * left)
+    for name in now:
+        if now[name] > before[name]:
+            yield f"after another run there are {now[name]} {name}, and were {before[name]}"
 
 
 def _belongings(model: Any, optimizer: Any) -> dict[str, int]:
@@ -146,11 +148,3 @@ def _belongings(model: Any, optimizer: Any) -> dict[str, int]:
     known: Any = dist.distributed_c10d._world
     files = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     return {"hooks": sum(hooks), "threads": threading.active_count(), "files": files, "groups": len(known.pg_map)}
-
-
-def _comes(true: Callable[[], bool], seconds: float = 5.0) -> bool:
-    """Return whether something becomes true in time: threads and sockets end a moment after they are told to."""
-    until = time.monotonic() + seconds
-    while not true() and time.monotonic() < until:
-        time.sleep(0.01)
-    return true()

@@ -122,4 +122,4 @@ def test_a_rank_whose_store_is_gone_asks_for_what_its_host_has_passed():
         monitor.watch.wake.wait(0.01)
         monitor.watch.wake.set()
     assert "cannot reach the store any more" in str(monitor.error)
-    monitor.leave("left")
+    monitor.leave()
