@@ -111,9 +111,8 @@ def gpus() -> Iterator[Finding]:
             yield Finding(f"GPU {i}", GOOD, torch.cuda.get_device_name(i))
         if dist.is_nccl_available():
             found = ".".join(map(str, torch.cuda.nccl.version()))
-            yield Finding(
-                "NCCL", NOTE, f"{found}; baguakit has run over NCCL with ranks that share a GPU, not with several GPUs"
-            )
+            ran = "baguakit has run over NCCL with ranks that share a GPU, not with several GPUs"
+            yield Finding("NCCL", NOTE, f"{found}; {ran}")
         else:
             lacks, mend = "this build of torch has none", "install a build of torch for CUDA on Linux"
             yield Finding("NCCL", LACKS, lacks, mend, "Several GPUs cannot train together without NCCL")
@@ -200,9 +199,8 @@ def driver(interface: str, what: str) -> str:
 def two_ranks() -> Iterator[Finding]:
     """Let two processes average a tensor over gloo; yield whether they could."""
     if not hasattr(os, "fork"):
-        yield Finding(
-            "two ranks", NOTE, f"not tried: live ranks need os.fork, which {sys.platform} lacks; use torchrun"
-        )
+        lacks = f"not tried: live ranks need os.fork, which {sys.platform} lacks; use torchrun"
+        yield Finding("two ranks", NOTE, lacks)
         return
     try:
         with Ranks(2, timeout=LIMIT) as ranks:

@@ -53,9 +53,8 @@ class Operation:
 def drawn(n: int, device: str, seed: int = 0) -> Tensor:
     """Return normally distributed values; as many as are compared are equal on all devices."""
     home = "cpu" if n <= 1 << 20 else device
-    return torch.randn(n, generator=torch.Generator(home).manual_seed(seed), dtype=torch.float32, device=home).to(
-        device
-    )
+    random = torch.Generator(home).manual_seed(seed)
+    return torch.randn(n, generator=random, dtype=torch.float32, device=home).to(device)
 
 
 def moves(values: int, rows: int = 0, row_bytes: Callable[[int], int] = int) -> Callable[[int], int]:

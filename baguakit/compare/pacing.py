@@ -91,9 +91,8 @@ def sent() -> int:
     for fd in connections().values():
         with suppress(OSError), at(fd) as one:  # a closed descriptor, or a socket that is no connection, raises
             if is_tcp(one):
-                total += int.from_bytes(
-                    one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)[BYTES_ACKED], byteorder
-                )
+                info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 128)
+                total += int.from_bytes(info[BYTES_ACKED], byteorder)
     return total
 
 

@@ -25,10 +25,8 @@ def table(found: Sequence[Row], goals: Sequence[float], steps: int) -> list[str]
         sent, final = row.bytes(goals[-1]) / 1e6, row.final(steps)
         cells = [row.contender.name, f"{row.lr:g}", f"{row.step * 1e3:.0f}", f"{row.sent / 1e6:.3f}"]
         cells += [*(time_to(row, goal) for goal in goals), gain(row, found, goals[-1])]
-        cells += [
-            f"{sent:,.1f}" if math.isfinite(sent) else "–",
-            f"{final:.3f}" if math.isfinite(final) else "diverged",
-        ]
+        in_all = f"{sent:,.1f}" if math.isfinite(sent) else "–"
+        cells += [in_all, f"{final:.3f}" if math.isfinite(final) else "diverged"]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 

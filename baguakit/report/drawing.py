@@ -139,8 +139,7 @@ def _draw_frame(axes: "Axes", steps: Iterable[Span], begin: float, end: float) -
     axes.tick_params(axis="y", length=0)
     axes.tick_params(labelsize=8)
     axes.set_xlabel("ms", fontsize=8)
-    for side in ("top", "left", "right"):
-        axes.spines[side].set_visible(False)
+    axes.spines[["top", "left", "right"]].set_visible(False)
     above = axes.secondary_xaxis("top")
     shown: list[Span] = []
     for s in steps:  # none covers another
