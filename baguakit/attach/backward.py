@@ -26,10 +26,9 @@ OUTSIDE = -1  # autograd's task number when no backward runs
 
 
 class Backward:
-    """The current backward pass.
+    """The current backward pass: one task of autograd's engine, identified by the task's number.
 
-    A backward is one task of autograd's engine, identified by the task's number. If an exception ends a task, autograd
-    discards the task's callbacks silently. The next backward or step detects the failure.
+    If an exception ends a task, autograd discards its callbacks silently. The next backward or step detects this.
     """
 
     def __init__(self, life: Life[AttachSetup], landed: Callable[[list[int]], None]) -> None:

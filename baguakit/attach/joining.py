@@ -121,10 +121,7 @@ class Joining:
 
     @torch.no_grad()
     def answer(self) -> None:
-        """Launch the same buckets as the ranks at work, until all ranks have run out.
-
-        If gradients were averaged in the last step, then copy the weights of a rank that trained to the end.
-        """
+        """Launch the buckets of ranks at work until all have run out. Then take weights of one that trained longest."""
         while True:
             self._exchange(NOTHING)
             announcements, at_work = self._read_all()
@@ -146,7 +143,7 @@ class Joining:
         for runner in self.engine.backward.runners:
             runner.factor = 1.0
         trained = [rank for rank, each in enumerate(announcements) if each.step == last and not each.answered]
-        if len(trained) < len(announcements) and self._shared(last - 1):
+        if len(trained) < len(announcements) and self._shared(last - 1):  # gradients were averaged in the last step
             self._take_from(trained[0])
 
     # On all ranks

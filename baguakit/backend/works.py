@@ -52,11 +52,10 @@ class Passed(Flight):
 class Work(dist.Work):
     """The work of a collective that has been launched.
 
-    C++ may still use a work after Python has dropped it, as DDP does in `join`, and would wait forever if the object
-    were deleted. So a group keeps, in `dropped`, the latest works that Python has dropped without waiting for them.
-
-    The collective writes to `outs`. The lane `follower` waits for the work, and runs the callbacks of its future; these
-    may wait for other collectives. If `follower` is None, torch runs the callbacks when the inner group's works end.
+    C++ may still use a work that Python has dropped, as DDP does in `join`, and would wait forever if it were deleted.
+    So a group keeps, in `dropped`, the latest works that were dropped without a wait. The lane `follower` waits for the
+    work, and runs the callbacks of its future, which may wait for other collectives. If it is None, torch runs the
+    callbacks when the inner group's works end.
     """
 
     def __init__(

@@ -181,8 +181,8 @@ def fill_(x: Tensor, parameters: Mapping[str, Any], bucket: Bucket, names: Names
 def whole_of(saved: Mapping[str, Any], names: Names) -> set[str]:
     """Return the paths of tensors that were saved whole under the name of each parameter.
 
-    A state of an earlier version does not list these paths. For such a state, return the paths that hold only scalars,
-    and that end in ".step" or belong to a parameter that is no scalar.
+    A state of an earlier version does not list them: there, these are the paths that hold only scalars, and that end in
+    ".step" or belong to a parameter that is no scalar.
     """
     if "whole" in saved:
         return set(saved["whole"])
@@ -192,10 +192,7 @@ def whole_of(saved: Mapping[str, Any], names: Names) -> set[str]:
 
 
 def make_missing(state: State, saved: Mapping[str, Any], bucket: Bucket, names: Names, device: torch.device) -> None:
-    """Add zeros to `state`, on `device`, for saved tensors that it lacks.
-
-    An outer optimizer makes its state in the first step.
-    """
+    """Add zeros on `device` for saved tensors that `state` lacks: an outer optimizer makes some in its first step."""
     whole = whole_of(saved, names)
     for path, part in (item for p in bucket.params for item in saved["parameters"].get(names[p], {}).items()):
         if path.startswith("flight."):

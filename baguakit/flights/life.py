@@ -86,10 +86,7 @@ class StepRecord:
 
 @dataclass(eq=False)
 class Logbook:
-    """The latest steps on this rank, recorded by hooks.
-
-    To record a moment takes a clock call or, on CUDA, an event in the stream of training. The host does not wait.
-    """
+    """The latest steps on this rank, recorded by hooks. A moment is as in `lanes`: the host does not wait for it."""
 
     device: torch.device  # of the recorded moments
     on: bool  # False records nothing

@@ -124,13 +124,10 @@ def tensors_in(state: Mapping[str, Any]) -> Iterator[tuple[str, str, Tensor]]:
 
 
 def differs_between_ranks(rules: Sequence[Rule], state: Mapping[str, Any]) -> bool:
-    """Return whether a state holds tensors that may differ between ranks.
-
-    Gradients in the air do not differ if the stage gives all ranks the same result.
-    """
+    """Return whether a state holds tensors that may differ between ranks."""
     for i, rule in enumerate(rules):
         saved = state["rules"][str(i)]
-        alike = rule.what == "grad" and rule.stage.same_on_all_ranks
+        alike = rule.what == "grad" and rule.stage.same_on_all_ranks  # then gradients in the air do not differ
         paths = (path for held in saved["parameters"].values() for path in held)
         if saved["own"] or any(not (alike and path.startswith(FLIES)) for path in paths):
             return True

@@ -41,7 +41,7 @@ SIDE, PRODUCTS = 192, 16  # of matrices that fit in the cache; products long eno
 
 
 def fit(times: Mapping[int, Sequence[float]]) -> Line:
-    """Return the line α + β b through measured times; t_b is the median of the times of b bytes.
+    """Return the line α + β b through measured times, {bytes: seconds}; t_b is the median of the times of b bytes.
 
     First, take the line through two of the points (or through one, with α = 0 or β = 0) that has the least sum
 
@@ -50,8 +50,6 @@ def fit(times: Mapping[int, Sequence[float]]) -> Line:
     In this sum small messages count as much as large ones, and outliers count little. If fewer than three points are
     near this line, return it. Otherwise use the near points. Take the β ≥ 0 that minimises  Σ_b b ((α + β b)/t_b − 1)²,
     since long messages are timed best. For this β, take the α ≥ 0 that minimises the sum without the factor b.
-
-    `times` is {bytes: seconds}, of two sizes or more.
     """
     b, t = np.array([(float(size), median(each)) for size, each in times.items()]).reshape(-1, 2).T
     lines = [(each, 0.0) for each in t] + [(0.0, each) for each in t / b]
