@@ -14,7 +14,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from ..arguments import text
+from ..arguments import kind_of, text
 from .codec import Codec, Corrupt, Plain
 from .stores import Store, StoreError
 
@@ -91,15 +91,14 @@ class CachedDataset(Dataset[Any]):
             raise TypeError(f"{type(dataset).__name__} has no samples by index; pass a map-style dataset")
         if not isinstance(store, Store):
             raise TypeError(f"store is LMDBStore(path), RedisStore(…) or MemoryStore(), not a {type(store).__name__}")
-        if isinstance(version, bool) or not isinstance(version, (str, int)):
-            raise TypeError(f"version is a string or a whole number, not {version!r}")
+        self.version: str | int = kind_of(str | int).take("version", version)
         self.name = None if name is None else text("name", name)
         self.codec: Codec = Plain() if codec is None else codec
         able = all(callable(getattr(self.codec, method, None)) for method in ("encode", "decode"))
         if isinstance(codec, type) or not able or not isinstance(getattr(self.codec, "tag", None), str):
             raise TypeError(f"codec is Plain(), Pickle(), or an object with tag, encode and decode, not {codec!r}")
-        self.dataset, self.store, self.version = dataset, store, version
-        self.namespace = namespace(dataset, name, version, self.codec.tag)
+        self.dataset, self.store = dataset, store
+        self.namespace = namespace(dataset, name, self.version, self.codec.tag)
         # Loader workers share these counts. Each thread adds to the row of its id, so that hardly any addition is lost.
         self._counts = torch.zeros(ROWS, len(COUNTED), dtype=torch.int64).share_memory_()
 

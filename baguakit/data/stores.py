@@ -128,8 +128,7 @@ class MemoryStore(Store):
         capacity_bytes: the limit, in bytes of encoded samples; None for no limit.
 
     Raises:
-        TypeError: `capacity_bytes` is not a whole number.
-        ValueError: `capacity_bytes` is less than 1.
+        TypeError, ValueError: `capacity_bytes` is not a whole number of at least 1.
     """
 
     shared = False

@@ -87,9 +87,8 @@ def serve(address: str = "127.0.0.1", port: Port = PORT, *, ready: Callable[[str
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         server = socket.create_server((address, port), family=family, backlog=socket.SOMAXCONN)
     except (OSError, UnicodeError) as error:
-        raise OSError(
-            f"cannot listen on address {address!r} port {port} ({error}); pass an address of this machine"
-        ) from error
+        place = f"address {address!r} port {port} ({error})"
+        raise OSError(f"cannot listen on {place}; pass an address of this machine") from error
     free = threading.BoundedSemaphore(MOST_FLOWS)
 
     def receive(flow: socket.socket) -> None:
