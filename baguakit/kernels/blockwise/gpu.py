@@ -270,7 +270,7 @@ def reduce_kernel(
         mean = tl.where(inside, mean, 0.0)  # code 0 need not mean 0
     if residual_ptr is not None:
         residual_at = values_at(residual_ptr, at, WIDTH, NARROW)
-        if not FORM[ROTATED]:  # before what takes long; but rotation needs the registers
+        if FORM[BITS] <= 2 and not FORM[ROTATED]:  # before what takes long; but others need the registers
             begun = load(residual_at, inside if MASKED else None)
     values = store_values(
         sent_ptr, header_at, mean, plain, 0, seed, seed_high, n, block, at, inside,
@@ -278,7 +278,7 @@ def reduce_kernel(
     )  # fmt: skip
     if residual_ptr is not None:
         lost = restore(mean - values, signs_ptr) if FORM[ROTATED] else mean - values
-        if FORM[ROTATED]:
+        if FORM[BITS] > 2 or FORM[ROTATED]:
             begun = load(residual_at, inside if MASKED else None)
         store(residual_at, begun + lost * count, inside if MASKED else None)
 
