@@ -73,7 +73,7 @@ def newest_of(package: str) -> str:
 
 @nox.session(python="3.12")
 def gpu(session: nox.Session) -> None:
-    """What a machine with a GPU has: no tool but pytest; with the dry run of scripts/gpu."""
+    """Test as on a machine with a GPU, which has no tool but pytest; with the dry run of scripts/gpu."""
     # Triton 3.6's interpreter, of which only tests without a GPU make use, does not work with NumPy 2.4.
     fill(session, "torch==2.11.0", "triton==3.6.0", "numpy<2.4", "pytest")
     beside = Path(session.virtualenv.location, "beside")
@@ -87,21 +87,21 @@ def gpu(session: nox.Session) -> None:
 
 @nox.session(python="3.10")
 def oldest(session: nox.Session) -> None:
-    """The oldest versions that are supported."""
+    """Test with the oldest versions that are supported."""
     fill(session, *map(oldest_of, ("torch", "triton", "numpy")), *TOOLS)
     run_tests(session, without=COMPILED)  # this Triton compiles them in `gpu`
 
 
 @nox.session(python="3.13")
 def newest(session: nox.Session) -> None:
-    """The newest versions that are supported."""
+    """Test with the newest versions that are supported."""
     fill(session, *map(newest_of, ("torch", "triton", "numpy")), *TOOLS)
     run_tests(session)
 
 
 @nox.session(venv_backend="none")
 def triton(session: nox.Session) -> None:
-    """Kernels compiled by the oldest Triton, beside all else of .venv."""
+    """Test kernels compiled by the oldest Triton, beside all else of .venv."""
     wanted = oldest_of("triton")
     folder = ROOT / "build" / "versions" / wanted
     if not folder.exists():

@@ -48,7 +48,7 @@ class AttachSetup(Setup):
 
     @property
     def bucket_bytes(self) -> int:
-        """The size of a bucket of gradients, in bytes."""
+        """Return the size of a bucket of gradients, in bytes."""
         return self.sizes["grad"].most
 
 

@@ -115,9 +115,9 @@ def test_streaming_programs_leave_room_for_many(codec):
     for facts in spared(codec):
         if facts["target"].startswith("cuda") and not facts["masked"]:
             # Triton 3.6 takes 142 to add up two rows in fp64 on an A100, and 168 to compress rows of odd length, and
-            # bf16 in four bits. Averages of one or two bits hold 64 values a thread, and load little.
+            # bf16 in four bits. Averages of one bit hold 64 values a thread, and load little.
             more = facts["dtype"] == "fp64" or facts["narrow"] or (facts["dtype"], facts["bits"]) == ("bf16", 4)
-            more |= facts["kernel"] == "reduce_kernel" and facts["bits"] <= 2 and not facts["residual"]
+            more |= facts["kernel"] == "reduce_kernel" and facts["bits"] == 1 and not facts["residual"]
             limit = 168 if more else 128
             assert facts["registers"] <= limit, name_of(facts)
 

@@ -352,7 +352,7 @@ def joins(kernel: Any, format: Format, itemsize: int, drawn: bool) -> bool:
 
 
 def tile_of(kernel: Any, format: Format, block: int, joined: bool) -> int:
-    if joined:
+    if joined and format.bits == 1:
         return max(block, 2 * WARP) // block * block  # a thread loads little, and takes part in headers
     return max(block, TILES[kernel] if format.bits == 8 and not format.rotated else WARP) // block * block
 
@@ -362,7 +362,10 @@ def options_of(
 ) -> dict[str, Any]:
     """Return a kernel's constants and options for values of `itemsize` bytes, in rows `stride` values apart."""
     module, joined = twin_of(format), joins(kernel, format, itemsize, drawn)
-    tile, warp = tile_of(kernel, format, block, joined), 2 * WARP if joined and not masked else WARP
+    tile, warp = (
+        tile_of(kernel, format, block, joined),
+        2 * WARP if joined and not masked and format.bits == 1 else WARP,
+    )
     form = format.bits, format.padded, format.rotated, *format.numbers
     device = {"MEASURE": module.measure, "ENCODE": module.encode, "DECODE": module.decode, "FORM": form}
     device["ADD_UP"] = module.add_up if format.bits in (1, 2, 4) and not masked else None
