@@ -54,7 +54,8 @@ def printed(command: str, *more: str) -> str:
         paths = {"PATH": f"{here}:{os.environ['PATH']}", "PYTHONPATH": f"{ROOT}:{folder}", "HOME": str(Path.home())}
         words = [*one_machine(command).split(), *more]
         ran = subprocess.run(words, cwd=folder, env=paths, stdout=subprocess.PIPE, text=True, check=True)
-    return cut(command, ran.stdout.replace(str(Path.home()), "/home/me"))
+        text = ran.stdout.replace(str(Path(folder).resolve()), "/home/me")
+    return cut(command, text.replace(str(Path.home()), "/home/me"))
 
 
 def one_machine(command: str) -> str:
