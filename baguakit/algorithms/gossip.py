@@ -134,7 +134,6 @@ class PushSum(OnGraph):
 
 @lru_cache(maxsize=256)
 def matrix_of(topology: Topology, size: int, round: int) -> Tensor:
-    """Return the matrix A (size, size) of a round, in fp64."""
     return torch.from_numpy(topology.matrix(size, round))
 
 
@@ -236,7 +235,6 @@ class Gossip(OnGraph):
         return exchange(place.link.exchange, min(k, 1), k * c.row_bytes(N), q, pieces)
 
     def _change(self, here: Piece, new: New) -> Tensor:
-        """Return the change of a piece, which is then compressed and sent."""
         return torch.sub(here.x, here.r, out=new(here.r))
 
     def _mix_(self, here: Piece, q: Tensor, received: dict[int, Tensor], new: New) -> None:

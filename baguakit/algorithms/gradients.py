@@ -156,7 +156,6 @@ class TrackedMean(Around):
 
     @property
     def elementwise(self) -> Mapping[str, Carry]:  # type: ignore[override]
-        """Return the tensors of the state that are as long as the bucket, and how each changes if ranks change."""
         own: dict[str, Carry] = {"own": "zero", "mean": "zero"}  # if ranks change, h is no longer ⟨h_r⟩
         return own | {"v": "keep"} if self.momentum else own
 
@@ -218,7 +217,6 @@ class AdamDirection(Stage):
 
     @property
     def elementwise(self) -> Mapping[str, Carry]:  # type: ignore[override]
-        """Return the tensors of the state that are as long as the bucket, and how each changes if ranks change."""
         moments: dict[str, Carry] = {"m": "keep", "v": "keep"}
         return moments | {"residual": "mean"} if self.error_feedback else moments
 

@@ -52,7 +52,6 @@ class Backward:
         self.held: list[tuple[Tensor, Tensor]] = []  # parameters, and their values at the first backward
 
     def take(self, runners: Sequence[GradientRunner]) -> None:
-        """Use the runners of a new setup from now on, even in the middle of a step."""
         for runner, before in zip(runners, self.runners, strict=False):
             runner.flown, runner.factor = before.flown, before.factor
         self.runners, self.names = runners, self.life.setup.names
@@ -87,7 +86,6 @@ class Backward:
             self.launch_next()
 
     def begin(self, task: int) -> None:
-        """Begin a backward, when its first gradient arrives."""
         if self.task is not None and self.mark() is not None:  # reentrant checkpointing: a backward within a backward
             self.start_over()
         self._begin(task)
@@ -225,7 +223,6 @@ class Backward:
         self.landed(landed)
 
     def drop_gradients(self) -> None:
-        """Set all gradients to None. If a backward has failed on any rank, no rank steps with the gradients."""
         for p in self.names:
             p.grad = None
 
@@ -284,7 +281,6 @@ class Backward:
         self.decisions.forget()
 
     def why_not_dropped(self) -> str:
-        """Return the reason why the other ranks cannot drop a step; "" if they can."""
         if self.delay:
             return "they step with delayed gradients; let the exception end this rank, and resume from a checkpoint"
         if self.next == len(self.order):
@@ -297,11 +293,7 @@ class Backward:
         return ""
 
     def check_another_pass(self, p: Tensor) -> None:
-        """Raise a RuntimeError if this backward, the second or later of a step, cannot be averaged after the first.
-
-        Some rules replace the gradient, for example by the gradient of an earlier backward. A second backward must not
-        add to such a gradient, so the user must set it to None first.
-        """
+        """Raise a RuntimeError if this backward, not the first of a step, adds to a gradient that a rule replaced."""
         for runner, i in (self.order[place] for place in self.places.get(p, ())):
             replaces = runner.flown and (runner.rule.delay or not runner.rule.stage.averages)
             if replaces and runner.landed_on(i, self.reached):
@@ -313,7 +305,6 @@ class Backward:
                 )
 
     def step_ended(self) -> None:
-        """Prepare for the next step, after the optimizers have stepped."""
         self.passes, self.divided = 0, False
         for runner in self.runners:
             runner.step_ended()

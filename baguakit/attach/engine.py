@@ -89,7 +89,6 @@ class Engine(Life[AttachSetup]):
 
     @property
     def flows(self) -> int:
-        """Return the number of connections over which messages are divided."""
         return self.runtime.channels[0].comm.flows
 
     def make_setup(self, make: Callable[..., AttachSetup] | None = None) -> AttachSetup:
@@ -107,7 +106,6 @@ class Engine(Life[AttachSetup]):
     # Buckets
 
     def make_buckets(self) -> None:
-        """Make the buckets of the setup, and the runners that launch and land them."""
         setup, channels, self.since = self.setup, self.runtime.channels, self.clock.step
         self.ever, self._ids = setup.names, frozenset(map(id, setup.names))
         self.log = Logbook(channels[0].lane.clock, on=self.runtime.comm.size > 1)
@@ -151,10 +149,7 @@ class Engine(Life[AttachSetup]):
         return not own and any(len(runner.buckets) > 1 for runner in runners)
 
     def follow_gradients(self) -> None:
-        """Order buckets as gradients arrived on rank 0 in the first step, if this launches buckets earlier. Collective.
-
-        DDP does so, too. Buckets are launched in order, so a late gradient in the first bucket delays all buckets.
-        """
+        """Order buckets as gradients arrived on rank 0 in the first step, as DDP does, if launches come earlier so."""
         arrived, self.backward.arrived = self.backward.arrived or (), None
         cuts = [[bucket.params for bucket in runner.buckets] for runner in self.backward.runners]
         mine = better_order(cuts, arrived, self.setup.names, self.setup.sizes["grad"])
@@ -182,7 +177,6 @@ class Engine(Life[AttachSetup]):
                 each.fresh.update(map(id, late))
 
     def gradients_landed(self, params: Collection[int]) -> None:
-        """Record that a backward has landed the gradients of `params` (ids). Without an optimizer, end the step."""
         if self.backward.dropped:
             return
         for each in self.landings.values():
@@ -305,7 +299,6 @@ class Engine(Life[AttachSetup]):
         self.log.clear()
 
     def resume(self, step: int) -> None:
-        """Continue from `step`, after the state of this step has been loaded."""
         self.clock.step = self.loaded = self.since = step
         self.begin()
 

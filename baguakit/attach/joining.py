@@ -36,8 +36,6 @@ class RanOut(RuntimeError):
 
 
 class Announcement(NamedTuple):
-    """The announcement of one rank."""
-
     event: int  # the next `Turn` of the rank, or NOTHING
     step: int  # the optimizer steps that it has made
     answered: int  # whether it has launched without batches, so that its weights may be old

@@ -34,12 +34,10 @@ class Landings:
         self.places: tuple[list[Tensor], list[int], list[Tensor]] = [], [], []
 
     def follow(self, views: dict[Tensor, Tensor]) -> None:
-        """Record, for each parameter, the view of a bucket in which its gradient lies."""
         here = [p for p in params_of(self.optimizer) if p in views]
         self.places = here, [*map(id, here)], [views[p] for p in here]
 
     def stepped(self) -> None:
-        """Record the gradients with which the optimizer has stepped."""
         self.passes = 0
         self.fresh.clear()
         params, ids, views = self.places
@@ -156,7 +154,6 @@ class OtherOptimizers:
         )
 
     def waits(self, optimizer: Optimizer) -> None:
-        """Warn that rules on weights do nothing until the optimizer steps."""
         self.warn(
             f"backward passes have come, and {type(optimizer).__name__} has not stepped: no rule on weights flies "
             "before, and each rank trains alone if something else steps; step the optimizer that is attached"
@@ -174,7 +171,6 @@ class OtherOptimizers:
                 )
 
     def warn(self, sentence: str) -> None:
-        """Warn, but only the first time."""
         if not self._warned:
             self._warned = True
             warnings.warn(sentence, stacklevel=3)

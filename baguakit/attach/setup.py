@@ -37,8 +37,6 @@ from .aside import standing_aside
 
 @dataclass(frozen=True, eq=False)
 class AttachSetup(Setup):
-    """The setup of an attachment."""
-
     model: nn.Module
     optimizers: tuple[Optimizer, ...]
     buckets_of_rules: tuple[tuple[tuple[Tensor, ...], ...], ...]  # the parameters of each bucket of each rule
@@ -48,7 +46,6 @@ class AttachSetup(Setup):
 
     @property
     def bucket_bytes(self) -> int:
-        """Return the size of a bucket of gradients, in bytes."""
         return self.sizes["grad"].most
 
 
@@ -212,10 +209,7 @@ def in_order(params: Sequence[Tensor], names: dict[Tensor, str], order: Sequence
 def better_order(
     cuts: Sequence[Sequence[Sequence[Tensor]]], arrived: Collection[Tensor], names: dict[Tensor, str], sizes: Sizes
 ) -> list[str] | None:
-    """Return parameter names in the order in which gradients arrived; None if this order gains less than `WORTH`.
-
-    `cuts` are the buckets of each rule on gradients, and `sizes` are those of buckets of gradients.
-    """
+    """Return parameter names in the order in which gradients arrived; None if buckets of it gain less than `WORTH`."""
     order = [names[p] for p in arrived if p in names]  # without parameters removed since then
     gain = 0.0
     for buckets in cuts:
@@ -237,7 +231,6 @@ def mean_launch(buckets: Sequence[Sequence[Tensor]], arrived: Collection[Tensor]
 
 
 def is_sharded(p: Tensor) -> bool:
-    """Return True if `p` is a DTensor, which is sharded over ranks."""
     return hasattr(p, "to_local")
 
 

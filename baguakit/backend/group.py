@@ -19,7 +19,8 @@ from ..comm.groups import add_nccl, error_in, own_group, stand_for
 from ..comm.own import longer, set_timeout, timeout_of
 from ..comm.sending import LENGTHS, SENT, TAGS
 from ..comm.staging import is_staged, to_host
-from ..lanes import lane, lane_of, tensors_in
+from ..lanes import lane, lane_of
+from ..lanes.base import tensors_in
 from ..monitor import Collective
 from ..runtime import Channel, Setup, agree, own_comm, start_monitor, warn_of_shared_cards
 from .methods import EXCHANGES, Call, Methods, compare, parts_of
@@ -227,7 +228,6 @@ class BaguaGroup(Methods):
             raise
 
     def _check(self) -> None:
-        """Raise an error if the group has been destroyed, or the monitor has found an error."""
         if self._destroyed:
             raise RuntimeError("this process group has been destroyed; make another with torch.distributed.new_group")
         self._monitor.check()

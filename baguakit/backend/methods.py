@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_map_only
 from ..comm import Comm
 from ..comm.sending import TAGS
 from ..compressors import Compressor
-from ..lanes import tensors_in
+from ..lanes.base import tensors_in
 from ..monitor import Monitor, differing
 from ..primitives import compressed_all_gather, compressed_all_to_all, compressed_mean_, compressed_reduce_scatter
 from .policy import name_of
@@ -35,8 +35,6 @@ UNEQUAL = "unequal sizes"  # why tensors cannot be gathered, scattered or exchan
 
 @dataclass(frozen=True)
 class Call:
-    """A call of a collective."""
-
     operation: str  # its name in a policy, or the name of a method that is always exact
     outs: Sequence[Tensor]  # the tensors that it fills
     whole: Sequence[Tensor]  # all tensors that are reduced, scattered or gathered; of equal shapes on all ranks

@@ -141,7 +141,6 @@ _lock = threading.Lock()
 
 
 def count(operation: str, nbytes: float, flew: Any, reason: Any) -> None:
-    """Add a call of an operation to the report."""
     with _lock:
         calls, total = _counts.get((operation, flew, reason), (0, 0.0))
         _counts[operation, flew, reason] = calls + 1, total + nbytes

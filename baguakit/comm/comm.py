@@ -396,5 +396,4 @@ class Comm(AnyDevice):
 
 
 def check_comm(comm: Any) -> None:
-    """Raise a TypeError unless `comm` is a Comm."""
     instance("comm", comm, Comm, "a bk.Comm")

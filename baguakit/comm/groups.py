@@ -285,7 +285,6 @@ def host() -> str:
 
 
 def ranks_by_host(hosts: Sequence[str]) -> list[list[int]]:
-    """Return a list of ranks for each host; `hosts` has the name of each rank's host."""
     found: dict[str, list[int]] = {}
     for rank, each in enumerate(hosts):
         found.setdefault(each, []).append(rank)
@@ -329,7 +328,6 @@ def node_groups(comm: Any) -> tuple[Any, Any]:
 
 
 def kinds_of(group: Any) -> set[str]:
-    """Return the kinds of devices for which a group has a backend."""
     return {device.type for device in group._device_types}
 
 
@@ -382,9 +380,5 @@ class Membership:
         """Note that an attachment has ended."""
 
     def elastic(self, call: str) -> Any:
-        """Return this membership, for a call that needs a group whose ranks come and go.
-
-        Raises:
-            ValueError: the ranks of this group do not come and go.
-        """
+        """Return this membership; raise a ValueError that names `call` if the ranks of the group do not come and go."""
         raise ValueError(f"{call} needs a group whose ranks come and go: comm=bk.elastic.join(…)")

@@ -43,11 +43,7 @@ Parts = tuple[Any, Any] | None
 
 
 class Flows:
-    """Process groups of the same ranks, among which messages are divided.
-
-    Args:
-        groups: one for each flow. The first group also sends the messages that are too small to divide.
-    """
+    """Process groups of the same ranks, one a flow. The first also sends messages that are too small to divide."""
 
     def __init__(self, groups: Sequence[Any]) -> None:
         self.groups: list[Any] = list(groups)
@@ -125,12 +121,10 @@ def longer(timeout: timedelta) -> timedelta:
 
 
 def timeout_of(group: Any) -> timedelta:
-    """Return the timeout of the messages of a group over gloo."""
     return group._get_backend(torch.device("cpu")).options._timeout  # type: ignore[no-any-return]
 
 
 def set_timeout(group: Any, timeout: timedelta) -> None:
-    """Set the timeout of messages in a group that this package made."""
     for device in group._device_types:
         group._get_backend(device)._set_default_timeout(timeout)
 

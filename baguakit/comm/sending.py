@@ -58,7 +58,6 @@ def warm(group: Any, device: torch.device) -> None:
 
 
 def check_peer(peer: int, group: Any) -> None:
-    """Raise unless `peer` is another rank of the group."""
     if integer("peer", peer, 0, group.size() - 1) == group.rank():
         raise ValueError(f"peer is another rank of the group, 0 to {group.size() - 1}, not {peer}, which is this one")
 
@@ -71,23 +70,13 @@ def check_gathered(out: Tensor, x: Tensor, size: int, name: str = "x") -> None:
         )
 
 
+# `dist.all_gather_object` and `dist.broadcast_object_list` are not used, because with TORCH_DISTRIBUTED_DEBUG=DETAIL
+# they accept only groups that torch made.
+
+
 def gather_objects(value: Any, group: Any, plain: bool) -> list[Any]:
     """Return each rank's `value`, by rank; sent as JSON if `plain`, else as a pickle. Collective."""
     content = json.dumps(value).encode() if plain else pickle.dumps(value)
-    return [json.loads(row) if plain else pickle.loads(row) for row in gather_bytes(content, group)]
-
-
-def broadcast_object(value: Any, source: int, group: Any) -> Any:
-    """Return the picklable `value` of rank `source`. Collective."""
-    return pickle.loads(broadcast_bytes(pickle.dumps(value if group.rank() == source else None), source, group))
-
-
-def gather_bytes(content: bytes, group: Any) -> list[bytes]:
-    """Return the `content` of each rank, by rank. Collective.
-
-    `dist.all_gather_object` and `dist.broadcast_object_list` are not used, because with TORCH_DISTRIBUTED_DEBUG=DETAIL
-    they accept only groups that torch made.
-    """
     mine, there = torch.frombuffer(bytearray(content), dtype=torch.uint8), _device_of(group)
     sizes = torch.empty(group.size(), dtype=torch.int64, device=there)
     all_gather_single(sizes, torch.tensor([len(mine)], device=there), group=group)
@@ -96,18 +85,19 @@ def gather_bytes(content: bytes, group: Any) -> list[bytes]:
     padded[: len(mine)] = mine
     landed = torch.empty(len(counts) * len(padded), dtype=torch.uint8, device=there)
     all_gather_single(landed, padded.to(there), group=group)
-    rows = landed.cpu().view(len(counts), -1)
-    return [row[:count].numpy().tobytes() for row, count in zip(rows, counts, strict=True)]
+    rows, loads = landed.cpu().view(len(counts), -1), json.loads if plain else pickle.loads
+    return [loads(row[:count].numpy().tobytes()) for row, count in zip(rows, counts, strict=True)]
 
 
-def broadcast_bytes(content: bytes, source: int, group: Any) -> bytes:
-    """Return the `content` of rank `source`. Collective."""
+def broadcast_object(value: Any, source: int, group: Any) -> Any:
+    """Return the picklable `value` of rank `source`. Collective."""
+    content = pickle.dumps(value if group.rank() == source else None)
     mine, there = torch.frombuffer(bytearray(content), dtype=torch.uint8), _device_of(group)
     size = torch.tensor([len(mine)], device=there)
     dist.broadcast(size, group=group, group_src=source)
     landed = mine.to(there) if group.rank() == source else torch.empty(int(size), dtype=torch.uint8, device=there)
     dist.broadcast(landed, group=group, group_src=source)
-    return landed.cpu().numpy().tobytes()
+    return pickle.loads(landed.cpu().numpy().tobytes())
 
 
 def _device_of(group: Any) -> torch.device:

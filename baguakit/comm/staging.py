@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..kernels.operators import has_kernels
-from ..lanes import finish, streams_of
+from ..lanes.base import finish, streams_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 CPU = torch.device("cpu")
@@ -132,7 +132,6 @@ class Staged:
         self._work, self._x, self._host = work, x, host
 
     def wait(self) -> None:
-        """Wait for the message, and enqueue the copy on the current stream."""
         if self._work is not None:
             self._work.wait()
         to_device(self._x, self._host)

@@ -110,7 +110,6 @@ def load_runners(
 
 
 def load_bucket(runner: RuleRunner, i: int, names: Names, saved: Mapping[str, Any], same_ranks: bool) -> None:
-    """Load into bucket `i` the state that `save_runner` returned for its parameters."""
     bucket, state, parameters = runner.buckets[i], runner.states[i], saved["parameters"]
     held = [names[p] for p in bucket.params]
     if missing := [name for name in held if name not in parameters]:

@@ -260,19 +260,14 @@ class GradientRunner(RuleRunner):
             super().drop()
 
     def start_over(self) -> None:
-        """Wait for the flights of the current backward, and discard their results."""
         super().drop()
 
     def step_ended(self) -> None:
-        """Without a delay, end the round if gradients have landed in this step."""
         self.round += self.flown and not self.ring
         self.flown = False
 
     def landed_on(self, i: int, reached: set[Tensor]) -> bool:
-        """Return True if a second backward has added to the gradients that the first backward left in bucket `i`.
-
-        The second backward has accumulated gradients of the parameters in `reached` so far.
-        """
+        """Return True if a second backward, which came to `reached`, has added to landed gradients of bucket `i`."""
         bucket = self.buckets[i]
         pairs = [(p, view) for p, view in zip(bucket.params, bucket.views, strict=True) if is_view(p.grad, view)]
         added = sum(p in reached for p, _ in pairs)

@@ -49,7 +49,6 @@ class Clock:
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Only accumulate gradients in the body."""
         before, self.synchronising = self.synchronising, False
         try:
             yield
@@ -98,13 +97,11 @@ class Logbook:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all steps, and begin a new step now."""
         self.steps.clear()
         self.parts: list[tuple[str, Moment, Moment]] = []  # of the current step, as in its `StepRecord`
         self.accumulated, self._since = False, self.now()
 
     def step_ended(self, step: int) -> None:
-        """End the step, and begin the next."""
         if self.on:
             now = self.now()
             self.steps.append(StepRecord(step, self._since, now, tuple(self.parts), self.accumulated))
@@ -173,7 +170,6 @@ class Decisions:
                 self.joint.settle()
 
     def forget(self) -> None:
-        """Drop the changes of states by the flights of a failed backward."""
         if self.joint is not None:
             self.joint.forget()
 
@@ -225,7 +221,6 @@ class Life(Generic[AnySetup]):
         return self.runtime.channels[0].together(label, work, meet)
 
     def acting(self) -> list[Any]:
-        """Return the runners of rules on gradients that act in this step."""
         step = self.clock.step
         return [runner for runner in self.runners if runner.rule.what == "grad" and runner.rule.acts(step)]
 
@@ -263,7 +258,6 @@ class Life(Generic[AnySetup]):
         return save_runner(runner, self.setup.names, flights, same_ranks)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load a state that `state_dict` has returned for the same rules."""
         self.clock.outside("load_state_dict()")
         self.decisions.settle()
         self.load(state, state["ranks"] == self.runtime.comm.size)

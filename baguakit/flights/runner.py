@@ -171,7 +171,6 @@ class RuleRunner:
         return flight
 
     def phases_of(self, stage: Stage, flat: Tensor, state: State, comm: Comm) -> Phases:
-        """Call a stage on the lane, in phases if it has any, and return its result."""
         if self.in_phases:
             return (yield from in_phases(stage, flat, state, comm, self.channel.check))
         return call_stage(stage, flat, state, comm)
@@ -204,7 +203,6 @@ class RuleRunner:
         return stage.remembers() or any(True for state in self.states for _ in remembered(stage, state))
 
     def flights(self) -> list[BucketFlight]:
-        """Return the flights in the air, in the order of their launch."""
         return list(self.air.values())
 
     def drop(self) -> None:
@@ -259,7 +257,6 @@ def padding_of(stage: Stage, state: State, used: int, length: int, comm: Comm) -
 
 
 def buckets_of(params_of_buckets: Sequence[Sequence[Tensor]], rule: Rule, comm: Comm) -> list[Bucket]:
-    """Return the buckets of a rule, padded as its stage needs."""
     return [Bucket(params, padded_multiple(rule.stage.multiple_of(comm), params)) for params in params_of_buckets]
 
 

@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..arguments import integer, message, one_of, text, truth
+from ..arguments import Natural, Positive, kind_of, message, one_of, truth
 from ..comm import Comm
 from ..keeping import finite
 from ..rules import Rule
@@ -30,7 +30,6 @@ log = logging.getLogger("baguakit")
 
 
 def sealed(state: dict[str, Any], runtime: Runtime[Any]) -> dict[str, Any]:
-    """Return the state of this rank with its seal."""
     saved = {
         "rank": runtime.comm.rank,
         "world": _world(runtime.comm),
@@ -48,9 +47,8 @@ def opened(state: Any, runtime: Runtime[Any], runners: Sequence[RuleRunner], str
     Raise a TypeError or ValueError if `state` is no state, or belongs to other rules. If it is damaged, is of another
     rank or lacks a parameter, log this; with `strict`, raise a ValueError, also if ranks load different runs or steps.
     """
-    check_state(state)
+    check_state(state, runners)
     truth("strict", strict)
-    check_saved(runners, state["rules"])
     here = [*runtime.setup.names.values(), *runtime.setup.frozen]
     named = _renamed(state, here)
     for fault in (*_damages(state), *_other_ranks(state, runtime), *_missing(named, runtime, runners)):
@@ -62,52 +60,41 @@ def opened(state: Any, runtime: Runtime[Any], runners: Sequence[RuleRunner], str
     return named
 
 
-def check_saved(runners: Sequence[RuleRunner], saved: Mapping[str, Any]) -> None:
-    """Raise a ValueError unless `saved` was saved with the same rules."""
-    if len(saved) != len(runners):
-        raise ValueError(f"this state is of {len(saved)} rules, and {len(runners)} are attached")
-    for i, runner in enumerate(runners):
-        if (rule := saved[str(i)]["rule"]) != repr(runner.rule):
-            raise ValueError(f"this state is of {rule}, and the rule attached is {runner.rule!r}")
+Tensors = Mapping[str, Tensor]
+STATE = {"version": int, "ranks": Positive, "step": Natural, "rules": Mapping[str, Any]}
+RULE = {"rule": str, "round": Natural, "cut": Sequence[Sequence[str]]}
+RULE |= {"parameters": Mapping[str, Tensors], "own": Tensors}
+SEAL = dict.fromkeys(("rank", "world", "run", "frozen", "sums"), Any)
+OTHERS = {"launched": Natural, "order": Sequence[str], "tuned": Mapping[str, Positive]}  # some states have these
 
 
-def check_state(state: Any) -> None:
-    """Raise a TypeError or a ValueError unless `state` is one that an attachment's `state_dict` returned."""
-    _dict("state", state, "version", "ranks", "step", "rules")
+def check_state(state: Any, runners: Sequence[RuleRunner]) -> None:
+    """Raise a TypeError or a ValueError unless `state` is a result of `state_dict` for the rules of `runners`."""
+    _check("state", state, STATE)
     one_of('state["version"]', state["version"], (1,))
-    integer('state["ranks"]', state["ranks"], 1)
-    integer('state["step"]', state["step"], 0)
-    rules = _dict('state["rules"]', state["rules"])
-    _dict('state["rules"]', rules, *map(str, range(len(rules))))
+    rules = state["rules"]
+    _check('state["rules"]', rules, dict.fromkeys(map(str, range(len(rules))), Any))
     for i, rule in rules.items():
-        name = f'state["rules"]["{i}"]'
-        _dict(name, rule, "rule", "round", "cut", "parameters", "own")
-        text(f'{name}["rule"]', rule["rule"])
-        integer(f'{name}["round"]', rule["round"], 0)
-        integer(f'{name}["launched"]', rule.get("launched", 0), 0)
-        cut, listed = rule["cut"], list | tuple
-        if not isinstance(cut, listed) or not all(isinstance(names, listed) for names in cut):
-            raise TypeError(message(f'{name}["cut"]', "a list of lists of parameter names", cut))
-        _dict(f'{name}["parameters"]', rule["parameters"])
-        for at, held in _dicts_of(rule):
-            for path, value in _dict(f"{name}[{at}]", held).items():
-                if not isinstance(value, Tensor):
-                    raise TypeError(message(f'{name}[{at}]["{path}"]', "a tensor", value))
-    for name in state.get("order", ()):
-        text('state["order"]', name)
-    for name, number in _dict('state["tuned"]', state.get("tuned", {})).items():
-        integer(f'state["tuned"]["{name}"]', number, 1)
+        _check(f'state["rules"]["{i}"]', rule, RULE)
     if "saved" in state:
-        _dict('state["saved"]', state["saved"], "rank", "world", "run", "frozen", "sums")
+        _check('state["saved"]', state["saved"], SEAL)
+    if len(rules) != len(runners):
+        raise ValueError(f"this state is of {len(rules)} rules, and {len(runners)} are attached")
+    for i, runner in enumerate(runners):
+        if (saved := rules[str(i)]["rule"]) != repr(runner.rule):
+            raise ValueError(f"this state is of {saved}, and the rule attached is {runner.rule!r}")
 
 
-def _dict(name: str, value: Any, *keys: str) -> Mapping[str, Any]:
+def _check(name: str, value: Any, wanted: Mapping[str, Any]) -> None:
+    """Raise unless `value` is a dict with the keys of `wanted`, whose values fit these annotations, or `OTHERS`."""
     if not isinstance(value, Mapping):
         raise TypeError(message(name, "a dict, as state_dict() returned it", value))
-    for key in keys:
+    for key in wanted:
         if key not in value:
             raise ValueError(message(name, f'a dict with "{key}" in it, as state_dict() returned it', dict(value)))
-    return value
+    for key, annotation in {**OTHERS, **wanted}.items():
+        if key in value:
+            kind_of(annotation).take(f'{name}["{key}"]', value[key])
 
 
 def _dicts_of(rule: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -79,7 +79,6 @@ class BaguaCallback(TrainerCallback):
     def on_save(
         self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
     ) -> None:
-        """Save the state of this rank."""
         saved = {"attachment": self.attachment.state_dict()}
         if self._differ:
             saved |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
@@ -88,12 +87,10 @@ class BaguaCallback(TrainerCallback):
         torch.save(saved, path)
 
     def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-        """Leave the mean of all ranks, if weights differ, and detach."""
         if self._differ:
             self.attachment.merge()
         self.attachment.detach()
 
 
 def part_of(args: Any, state: Any, rank: Any) -> str:
-    """Return the path of a rank's file in the checkpoint at the present step."""
     return os.path.join(args.output_dir, f"checkpoint-{state.global_step}", f"baguakit-{rank}.pt")

@@ -92,8 +92,6 @@ def ddp(
 
 
 class DataParallelLife(HookLife):
-    """The life of stages in the communication hook of a `DistributedDataParallel`."""
-
     def __init__(self, make: Any, comm: Comm, timeout: Any, ddp_model: DistributedDataParallel) -> None:
         self.futures: list[tuple[Future[Tensor], Tensor]] = []  # of the buckets of a backward
         super().__init__(make, comm, timeout)

@@ -187,7 +187,6 @@ def units_of(model: nn.Module, comm: Comm | None) -> list[Unit]:
 
 
 def check_units(units: list[Unit], comm: Comm, across: bool) -> None:
-    """Raise a ValueError if groups of units differ, a unit has a stage, or `comm` partly overlaps the units' group."""
     first, ours = units[0], members_of(comm.group)
     for unit in units:
         if unit.ranks != first.ranks:
@@ -335,7 +334,6 @@ class AllGather(UnitCollective):
 
 
 def check_scatter(stage: Stage) -> None:
-    """Raise a TypeError unless `stage` has a first half, which averages and scatters."""
     inner = stage.inner if isinstance(stage, ErrorFeedback) else stage
     if not isinstance(inner, Mean | CompressedMean):
         raise TypeError(

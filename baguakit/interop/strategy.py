@@ -151,7 +151,6 @@ class BaguaStrategy(DDPStrategy):
             ) from error
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Load the optimizers, and then the attachment."""
         super().load_optimizer_state_dict(checkpoint)
         if self.attachment is not None and KEY in checkpoint:
             self.attachment.load_state_dict(checkpoint[KEY]["state"])

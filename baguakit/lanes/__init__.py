@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 
-from .base import Flight, Lane, Moment, New, Phases, between, moment, passed, reader, temporaries
-from .cpu import CpuLane, whole
-from .cuda import CudaLane, tensors_in
-from .host import HostLane, current_stream, finish, streams_of
+from .base import Flight, Lane, Moment, New, Phases, between, current_stream, moment, passed, reader, temporaries
+from .cpu import CpuLane, HostLane, whole
+from .cuda import CudaLane
 
 __all__ = [
     "CpuLane", "CudaLane", "Flight", "HostLane", "Lane", "Moment", "New", "Phases", "between", "current_stream",
-    "finish", "lane", "lane_of", "moment", "passed", "reader", "streams_of", "temporaries", "tensors_in", "whole",
+    "lane", "lane_of", "moment", "passed", "reader", "temporaries", "whole",
 ]  # fmt: skip
 
 

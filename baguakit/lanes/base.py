@@ -201,3 +201,44 @@ def _new(like: Tensor) -> Tensor:
     if kept[i].numel() < nbytes:
         kept[i] = torch.empty(nbytes, dtype=torch.uint8)
     return kept[i][:nbytes].view(like.dtype).view(like.shape)
+
+
+def streams_of(device: torch.device) -> Any:
+    """Return torch's module for the streams and events of a device, such as `torch.cuda`; None if it has none."""
+    if device.type in ("cpu", "meta"):
+        return None
+    module = torch.get_device_module(device)
+    return module if hasattr(module, "Stream") and hasattr(module, "current_stream") else None
+
+
+def current_stream(device: torch.device) -> Any:
+    module = streams_of(device)
+    return None if module is None else module.current_stream(device)
+
+
+def mark(device: torch.device) -> Any:
+    stream = current_stream(device)
+    return None if stream is None else stream.record_event()
+
+
+def finish(device: torch.device) -> None:
+    """Let the host wait until the current stream of `device` has done all its work."""
+    if (event := mark(device)) is not None:
+        event.synchronize()
+
+
+def kept_for(tensors: Iterable[Tensor], stream: Any) -> None:
+    """Keep the memory of `tensors`, which other streams allocated, until `stream` has used them."""
+    for tensor in tensors if stream is not None else ():
+        if not tensor.is_cpu:
+            with contextlib.suppress(NotImplementedError, RuntimeError):  # a device whose allocator needs no such call
+                tensor.record_stream(stream)
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return a list of the tensors in `value`: a tensor, or nested lists, tuples and dicts of tensors."""
+    if isinstance(value, Tensor):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [t for each in value for t in tensors_in(each)] if isinstance(value, list | tuple) else []

@@ -1,4 +1,4 @@
-"""CPU lanes: each lane is a thread."""
+"""Lanes that are threads, for CPU tensors and for tensors that are sent from the memory of the host."""
 
 import atexit
 import contextlib
@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import GeneratorType
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 from torch.autograd import profiler
 
 from . import base
-from .base import NO_RANGE, Flight, Lane, Phases, in_profile
+from .base import NO_RANGE, Flight, Lane, Phases, current_stream, in_profile, kept_for, mark, streams_of, tensors_in
 
 TIME_TO_END = 2.0  # seconds that threads have to end before the interpreter does
 
@@ -46,7 +46,6 @@ class CpuLane(Lane):
         return flight
 
     def another(self, name: str) -> "CpuLane":
-        """Return a new lane of the same kind."""
         return CpuLane(name)
 
     def enter(self) -> contextlib.AbstractContextManager[Any]:
@@ -231,3 +230,71 @@ def whole(phases: Phases) -> Any:
             next(phases)
         except StopIteration as end:
             return end.value
+
+
+class HostLane(CpuLane):
+    """A thread that works for a `device` whose tensors are sent from the memory of the host.
+
+    Where the device has streams, each thread of the lane has its own, and every phase of a flight begins after the work
+    that was on the current stream at the launch, and after the phase before it. The thread waits for copies to the
+    host. The caller waits for the thread as on a CPU, since data have to arrive before anything can copy them to the
+    device, and then its current stream, not the host, waits for what the thread has left to the device.
+    """
+
+    def __init__(self, device: torch.device, name: str = "baguakit lane") -> None:
+        super().__init__(name)
+        self.device, module = device, streams_of(device)
+        self.stream = None if module is None else module.Stream(device)
+        self._others: list[Any] = []  # streams for which the next flight also waits
+
+    def another(self, name: str) -> "HostLane":
+        return HostLane(self.device, name)
+
+    def enter(self) -> contextlib.AbstractContextManager[Any]:
+        return NO_RANGE if self.stream is None else streams_of(self.device).stream(self.stream)
+
+    def flight(self, work: Callable[[], Any], name: str, lane: CpuLane | None) -> "HostFlight":
+        others, self._others = self._others, []
+        return HostFlight(self.device, [mark(self.device), *others], work, name, lane)
+
+    def follow(self, streams: Iterable[Any]) -> None:
+        here = current_stream(self.device)
+        self._others += [stream.record_event() for stream in streams if stream != here]
+
+    def uses(self, value: Any) -> None:
+        kept_for(tensors_in(value), self.stream)
+
+
+class HostFlight(CpuFlight):
+    def __init__(
+        self, device: torch.device, after: list[Any], work: Callable[[], Any], name: str, lane: CpuLane | None
+    ) -> None:
+        self._device, self._after = device, after  # events for which the next phase waits
+        super().__init__((lambda: self._ordered(work)) if lane else (lambda: whole(self._ordered(work))), name, lane)
+
+    def _ordered(self, work: Callable[[], Any]) -> Phases:
+        """Do the phases of `work`, each after the device has done the phase before."""
+        self._begin()
+        made: Any = work()
+        while type(made) is GeneratorType:
+            try:
+                read = next(made)
+            except StopIteration as end:
+                made = end.value
+                break
+            self._after = [mark(self._device)]
+            yield read
+            self._begin()
+            kept_for(tensors_in(read), current_stream(self._device))
+        self._after = [mark(self._device)]
+        return made
+
+    def _begin(self) -> None:
+        for event in filter(None, self._after):
+            current_stream(self._device).wait_event(event)
+
+    def result(self) -> Any:
+        value = super().result()
+        self._begin()
+        kept_for(tensors_in(value), current_stream(self._device))
+        return value

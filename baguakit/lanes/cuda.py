@@ -6,9 +6,8 @@ from types import GeneratorType
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from .base import Flight, Lane, Phases, in_profile, moment
+from .base import Flight, Lane, Phases, in_profile, moment, tensors_in
 
 # The priority of lanes' streams. The other priority, −1, is higher: FSDP2 uses it, so that its streams do not queue
 # behind backward. When ranks shared one H200, steps took equally long with both priorities: see bench/README.md.
@@ -144,12 +143,3 @@ class CudaFlight(Flight):
 
     def over(self) -> bool:
         return self.given and all(bool(each.query()) for each in (self._ended, *(wait[0] for wait in self.waits)))
-
-
-def tensors_in(value: Any) -> list[Tensor]:
-    """Return a list of the tensors in `value`: a tensor, or nested lists, tuples and dicts of tensors."""
-    if isinstance(value, Tensor):
-        return [value]
-    if isinstance(value, dict):
-        value = list(value.values())
-    return [t for each in value for t in tensors_in(each)] if isinstance(value, list | tuple) else []

@@ -38,7 +38,6 @@ from .transports import bytes_for, gathered, scattered
 
 
 def check_arguments(x: Tensor, compressor: Compressor | None, comm: Comm) -> None:
-    """Raise unless `x` has values that a compressor takes, and `compressor` and `comm` have the right types."""
     check_comm(comm)
     if compressor is not None:
         check_dense("compressor", compressor)
@@ -64,7 +63,6 @@ def output(out: Tensor | None, x: Tensor, shape: Sequence[int]) -> Tensor:
 
 
 def share_memory(a: Tensor, b: Tensor) -> bool:
-    """Return whether two contiguous tensors have bytes in common."""
     return max(a.data_ptr(), b.data_ptr()) < min(a.data_ptr() + a.nbytes, b.data_ptr() + b.nbytes)
 
 

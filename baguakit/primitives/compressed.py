@@ -228,7 +228,6 @@ def mean_in_phases(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | 
 
 
 def check_residual(residual: Tensor, x: Tensor) -> None:
-    """Raise unless `residual` is a contiguous fp32 tensor as long as `x`."""
     if not isinstance(residual, Tensor):
         raise TypeError(message("residual", "a tensor", residual))
     if residual.dtype != torch.float32 or residual.numel() != x.numel() or not residual.is_contiguous():
@@ -246,14 +245,12 @@ def pays(values: int, value_bytes: int, compressor: Compressor, size: int) -> bo
 
 @lru_cache(maxsize=1024)
 def fewer(values: int, ranks: int) -> str:
-    """Return the reason why values are sent uncompressed."""
     some, are = ("1 value", "is") if values == 1 else (f"{values:,} values", "are")
     return f"{some} on {ranks} ranks {are} fewer bytes uncompressed"
 
 
 @lru_cache(maxsize=1024)
 def longer(sent: int, plain: int) -> str:
-    """Return the reason why a format saves nothing."""
     return f"{sent:,} bytes, and {plain:,} uncompressed"
 
 

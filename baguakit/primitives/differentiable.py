@@ -158,7 +158,6 @@ def splits_of(
 
 
 def sizes(name: str, values: Sequence[int], n: int) -> list[int]:
-    """Return `values` if they are a number of rows for each of `n` ranks; else raise."""
     listed = several(name, values, "a list of numbers of rows", ordered=True)
     if len(listed) != n:
         raise ValueError(message(name, f"a number of rows for each of {n} ranks", values))

@@ -147,10 +147,7 @@ def init_stage(stage: Stage, bucket: Bucket, comm: Comm) -> State:
 
 
 def call_stage(stage: Stage, x: Tensor, state: State, comm: Comm) -> Tensor:
-    """Return `stage(x, state, comm)`, computed on the device where flights of `x` compute.
-
-    Raise a TypeError if the result is no tensor of the shape of `x`.
-    """
+    """Return `stage(x, state, comm)`, computed where flights of `x` compute; raise a TypeError for another shape."""
     here = x if x.is_cpu else comm._at_home(x)
     result = fitting(stage, x, stage._unchecked_call(here, state, comm))
     return result if here is x else to_device(x, result)

@@ -11,7 +11,7 @@ from pool import ranks
 import baguakit as bk
 from baguakit.backend.group import BaguaGroup
 from baguakit.backend.methods import Methods
-from baguakit.lanes import tensors_in
+from baguakit.lanes.base import tensors_in
 
 # Methods of a process group that move no tensors.
 OTHERS = {

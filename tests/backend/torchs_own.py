@@ -73,7 +73,7 @@ def within_the_bound():
     from torch.testing._internal.common_utils import TestCase
 
     from baguakit.backend.group import BaguaGroup
-    from baguakit.lanes import tensors_in
+    from baguakit.lanes.base import tensors_in
 
     fly, equal, worst = BaguaGroup._compressed, TestCase.assertEqual, [0.0]
 
