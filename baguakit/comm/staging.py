@@ -23,7 +23,7 @@ from ..lanes.base import finish, streams_of
 F = TypeVar("F", bound=Callable[..., Any])
 CPU = torch.device("cpu")
 _staged: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()  # by group, for each kind of device
-_mirrors = WeakIdKeyDictionary()  # by tensor
+_mirrors = WeakIdKeyDictionary()  # by tensor, the CPU tensor that stands for it
 
 
 def backend_of(group: Any, kind: str) -> str:
@@ -59,13 +59,6 @@ def can_pin(kind: str) -> bool:
 def host_like(x: Tensor) -> Tensor:
     """Return an uninitialised CPU tensor like `x`, pinned if possible."""
     return torch.empty(x.shape, dtype=x.dtype, pin_memory=can_pin(x.device.type))
-
-
-def mirror(x: Tensor) -> Tensor:
-    """Return the CPU tensor that stands for `x`: the same in each call, as long as there is `x`."""
-    if x not in _mirrors:
-        _mirrors[x] = host_like(x)
-    return _mirrors[x]  # type: ignore[no-any-return]
 
 
 def to_host(x: Tensor, host: Tensor | None = None) -> Tensor:
@@ -121,8 +114,12 @@ class AnyDevice:
         return CPU if self._by_host(device) and not has_kernels(device) else device
 
     def _at_home(self, x: Tensor) -> Tensor:
-        """Return `x` on the device where flights compute: `x` itself, or the CPU tensor that stands for it."""
-        return x if self._home(x.device) == x.device else to_host(x, mirror(x))
+        """Return `x` on the device where flights compute: `x` itself, or the CPU tensor that always stands for it."""
+        if self._home(x.device) == x.device:
+            return x
+        if x not in _mirrors:
+            _mirrors[x] = host_like(x)
+        return to_host(x, _mirrors[x])
 
 
 class Staged:

@@ -104,7 +104,13 @@ def load_runners(
         for b in range(0 if anew else len(runner.buckets)):
             load_bucket(runner, b, names, rule, same_ranks)
         if isinstance(runner, GradientRunner):
-            load_delayed(runner, names, rule["parameters"], same_ranks)
+            # Zeros land if no gradients were saved, or if ranks have changed and results differ by rank.
+            known = rule["parameters"] if same_ranks or runner.rule.stage.same_on_all_ranks else {}
+            for k, delayed in enumerate(runner.ring):
+                for bucket in delayed.buckets:
+                    fill_(bucket.flat.zero_(), known, bucket, names, f"flight.{k}.result")
+                used = [known.get(names[p], {}).get(f"flight.{k}.used", True) for p in runner.params()]
+                delayed.flags.mine, delayed.flags.rows = [int(each) for each in used], None
         elif isinstance(runner, WeightRunner):
             runner.launched = rule.get("launched")
 
@@ -144,16 +150,6 @@ def load_bucket(runner: RuleRunner, i: int, names: Names, saved: Mapping[str, An
         runner.air[i] = BucketFlight(
             label=label, flight=flight, launched=0.0, runner=runner, bucket=i, round=runner.round - 1, before=before
         )
-
-
-def load_delayed(runner: GradientRunner, names: Names, parameters: Mapping[str, Any], same_ranks: bool) -> None:
-    """Load the delayed gradients. Load zeros if none were saved, or if ranks changed and results differ by rank."""
-    known = parameters if same_ranks or runner.rule.stage.same_on_all_ranks else {}
-    for k, delayed in enumerate(runner.ring):
-        for bucket in delayed.buckets:
-            fill_(bucket.flat.zero_(), known, bucket, names, f"flight.{k}.result")
-        used = [known.get(names[p], {}).get(f"flight.{k}.used", True) for p in runner.params()]
-        delayed.flags.mine, delayed.flags.rows = [int(each) for each in used], None
 
 
 def fill_(x: Tensor, parameters: Mapping[str, Any], bucket: Bucket, names: Names, path: str) -> bool:

@@ -68,13 +68,6 @@ class HookRunner(RuleRunner):
                 saved["cut"], saved["own"] = self.memory["cut"], self.memory["own"]
         return saved
 
-    def recall(self, saved: Mapping[str, Any], same_ranks: bool) -> None:
-        """Load a state that `saved` returned. Each bucket gets its part in its next `fit`."""
-        if self.buckets:
-            self.forget_from(0)
-        self.memory, self.same_ranks = saved, same_ranks
-        self.round, self.to_average = int(saved["round"]), []
-
     def take_off(
         self,
         i: int,

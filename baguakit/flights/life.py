@@ -25,7 +25,7 @@ from ..comm import Comm
 from ..keeping import Joint
 from ..lanes import Moment, between, moment, passed
 from ..monitor import Collective, PeerError
-from ..runtime import AnySetup, Runtime, Setup
+from ..runtime import AnySetup, Runtime
 from .checkpoint import save_runner
 from .gradients import FAILED, GradientRunner
 from .runner import RECORDED, RuleRunner
@@ -174,17 +174,6 @@ class Decisions:
             self.joint.forget()
 
 
-def warn_of_drift(setup: Setup) -> None:
-    """Warn, on rank 0, if replicas are kept equal by their optimizers alone, and these compute on different devices."""
-    if len(setup.kinds) > 1 and all(rule.what == "grad" for rule in setup.rules):
-        warnings.warn(
-            f"ranks train on {' and '.join(sorted(setup.kinds))}: all get the same gradients, but the optimizer of "
-            "each device rounds in its own way, and so replicas drift apart; call merge() every few hundred steps, or "
-            "add a rule on weights, such as bk.algorithms.local_sgd(every=500)",
-            stacklevel=2,
-        )
-
-
 class Life(Generic[AnySetup]):
     """The rules that one trainer uses on this rank, from the agreement of all ranks to the end.
 
@@ -207,7 +196,13 @@ class Life(Generic[AnySetup]):
         """Agree with all ranks on the setup, and make the runtime. Collective: an error is raised on all ranks."""
         self.decisions = Decisions(alike=self.alike)
         self.runtime = Runtime(self.kind, self.make_setup, self.comm, self.timeout, self.aborted)
-        warn_of_drift(self.setup)
+        if len(self.setup.kinds) > 1 and all(rule.what == "grad" for rule in self.setup.rules):  # known to rank 0
+            warnings.warn(
+                f"ranks train on {' and '.join(sorted(self.setup.kinds))}: all get the same gradients, but the "
+                "optimizer of each device rounds in its own way, and so replicas drift apart; call merge() every few "
+                "hundred steps, or add a rule on weights, such as bk.algorithms.local_sgd(every=500)",
+                stacklevel=2,
+            )
 
     def make_setup(self) -> AnySetup:
         return self.make()

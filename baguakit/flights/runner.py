@@ -5,10 +5,11 @@ coarse compressor may turn zeros in a block into other values. If these values w
 residuals and replicas, change the scales of the next flight, and be missing from a checkpoint.
 """
 
+import copy
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from operator import itemgetter
 from types import GeneratorType
 from typing import Any
@@ -19,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..buckets import Bucket, Pair, local
 from ..comm import Comm, SentFormat
+from ..compressors import Compressor
 from ..keeping import tensors_of
 from ..lanes import Phases
 from ..monitor import Collective
@@ -28,11 +30,11 @@ from ..runtime import Channel
 from ..stages import Hierarchical, Stage, State, call_stage
 from ..stages.base import has_phases, in_phases, init_stage, remembered
 from ..topology.chosen import as_chosen, chooses
-from .losses import Tally, measured, relative_error
 
 PADDED = 4096  # values by which any bucket may be padded
 MOST_KINDS = 64  # of flights that are told apart in a bucket
 RECORDED = 100  # flights of a bucket, and steps, of which records are kept
+Tally = list[tuple[Tensor, Tensor]]  # the norms of the tensors compressed in a flight, each with that of its error
 
 
 @dataclass(eq=False, kw_only=True)
@@ -193,9 +195,15 @@ class RuleRunner:
         self.journal = [flight for flight in self.journal or () if flight in flying]
 
     def compression_error(self) -> float:
-        """Return ε of `relative_error` over the latest flights. The first call begins to measure, and returns NaN."""
+        """Return  ε = √( Σ ‖x − Q(x)‖² / Σ ‖x‖² );  NaN if nothing was compressed. Waits for the device.
+
+        Q(x) is x compressed and decompressed. The sums are over all x, such as gradients or differences of weights,
+        that this rank compressed in the latest flight of each bucket. The first call begins to measure.
+        """
         self.tallies = {} if self.tallies is None else self.tallies
-        return relative_error([pair for tally in self.tallies.values() for pair in tally])
+        pairs = [torch.stack(pair) for tally in self.tallies.values() for pair in tally]
+        given, lost = torch.stack(pairs).square().sum(0).tolist() if pairs else (1.0, float("nan"))
+        return float((lost / given) ** 0.5) if given else 0.0
 
     def remembers(self) -> bool:
         """Return whether the rule's flights depend on earlier flights: its stage says so, or a state has tensors."""
@@ -273,3 +281,50 @@ def padded_multiple(multiple: int, params: Sequence[Tensor]) -> int:
     while multiple > 1 and times < 128 and 200 * times * multiple < values:
         times *= 2
     return times * multiple
+
+
+def norm(x: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(x, dtype=torch.float64)  # type: ignore[no-any-return]
+
+
+def measured(stage: Stage, tally: Tally) -> Stage:
+    """Return a copy of `stage` whose compressor adds the norms of inputs and errors to `tally`.
+
+    A stage that loses values without a compressor (`LowRankMean`) is wrapped. Results and sent bytes stay the same.
+    """
+    held = {f.name: getattr(stage, f.name) for f in fields(stage)}
+    changed: dict[str, Any] = {k: _measured(each, tally) for k, each in held.items() if isinstance(each, Compressor)}
+    if stage.lossy and not changed:
+        return MeasuredStage(stage, tally)
+    other = copy.copy(stage)
+    vars(other).update(changed, **{name: measured(inner, tally) for name, inner in stage.nested().items()})
+    return other
+
+
+def _measured(compressor: Compressor, tally: Tally) -> Compressor:
+    def compress(x: Tensor, residual: Tensor | None = None, key: int = 0) -> Tensor:
+        lost = torch.empty(x.shape, dtype=torch.float32, device=x.device) if residual is None else residual
+        packed = compressor._unchecked_compress(x, lost, key)
+        tally.append((norm(x), norm(lost)))
+        return packed
+
+    other = copy.copy(compressor)
+    # `reduce` compresses again. The error of this compression is not measured, as its values are of all ranks.
+    kept = {"_unchecked_compress": compress, "_unchecked_reduce": compressor._unchecked_reduce}
+    vars(other).update(compress=compress, **kept)
+    return other
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class MeasuredStage(Stage):
+    """A wrapper that measures the error of `inner`, a lossy stage without a compressor."""
+
+    inner: Any
+    tally: Tally
+
+    def __call__(self, x: Tensor, state: State, comm: Comm, residual: Tensor | None = None) -> Tensor:
+        lost = torch.empty_like(x, dtype=torch.float32) if residual is None else residual
+        given = norm(x)  # the stage may overwrite it
+        result: Tensor = self.inner(x, state, comm, residual=lost)
+        self.tally.append((given, norm(lost)))
+        return result

@@ -97,16 +97,11 @@ def _check(name: str, value: Any, wanted: Mapping[str, Any]) -> None:
             kind_of(annotation).take(f'{name}["{key}"]', value[key])
 
 
-def _dicts_of(rule: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (place, dict) for each dict of tensors in `rule`; the expression rule[place] is the dict."""
-    yield '"own"', rule["own"]
-    yield from ((f'"parameters"]["{name}"', held) for name, held in rule["parameters"].items())
-
-
 def tensors_in(state: Mapping[str, Any]) -> Iterator[tuple[str, str, Tensor]]:
     """Yield (place, key, tensor) for every tensor of a state. `place` is the expression state[…][key] as text."""
     for i, rule in state["rules"].items():
-        for at, held in _dicts_of(rule):
+        of_parameters = ((f'"parameters"]["{name}"', held) for name, held in rule["parameters"].items())
+        for at, held in (('"own"', rule["own"]), *of_parameters):
             yield from ((f'state["rules"]["{i}"][{at}]["{path}"]', path, x) for path, x in held.items())
 
 

@@ -90,9 +90,13 @@ class HookLife(Life[Setup]):
         return saved
 
     def load(self, state: dict[str, Any], same_ranks: bool) -> None:
-        """Store the saved states of the rules. They are loaded when the hook gets its first buckets."""
+        """Store the saved states of the rules. Each bucket gets its part in its next `fit`."""
         for i, runner in enumerate(self.runners):
-            runner.recall(state["rules"][str(i)], same_ranks)
+            saved = state["rules"][str(i)]
+            if runner.buckets:
+                runner.forget_from(0)
+            runner.memory, runner.same_ranks = saved, same_ranks
+            runner.round, runner.to_average = int(saved["round"]), []
 
 
 class Handle(Attached):

@@ -35,7 +35,7 @@ from ..keeping import finite
 from ..primitives import compressed_all_gather, compressed_reduce_scatter
 from ..report import Row, row_of
 from ..runtime import Setup, as_time, broadcast_tensors, fsdp_modules, named, or_abandon, plain_names, reshard
-from ..stages import CompressedMean, ErrorFeedback, Mean, Stage, State
+from ..stages import CompressedMean, ErrorFeedback, Mean, State
 from .handle import Handle, HookLife, rules_on_gradients
 
 _hooked: "weakref.WeakSet[nn.Module]" = weakref.WeakSet()  # modules with a stage in their hooks
@@ -98,8 +98,13 @@ def fsdp(
         if weights is not None and (across or not isinstance(weights, Compressor)):
             wanted = "a compressor such as MinMaxUInt8(), and only without comm="
             raise TypeError(message("weights", wanted, weights))
-        for rule in rules if not across else ():
-            check_scatter(rule.stage)
+        for whole in (rule.stage for rule in rules if not across):
+            if not isinstance(whole.inner if isinstance(whole, ErrorFeedback) else whole, Mean | CompressedMean):
+                raise TypeError(
+                    f"a sharded model needs only its own shard of the mean, and {whole!r} has no half that makes one; "
+                    "use Mean(), CompressedMean() or ErrorFeedback(CompressedMean()), or shard within nodes and give "
+                    "comm=bk.Comm(mesh.get_group('inter')) for any stage between them"
+                )
         names = {shard: name for unit in units for shard, name in unit.shards.items()}
         frozen = tuple(name for p, name in named(model).items() if not p.requires_grad)
         lines = (f"weights={weights!r}", *(f"{name} {tuple(shard.shape)}" for shard, name in names.items()))
@@ -292,16 +297,9 @@ class ReduceScatter(UnitCollective):
         life, out, x = self.life, real(output_tensor).view(-1), real(input_tensor).view(-1)
         if not life.fly(self.i, x, scatter, out):
             life.together("gradients", lambda comm: life.show_fault(out.copy_(scatter(Mean(), x, {}, comm))))
-        if (times := times_mean(op, group.size())) != 1:
-            output_tensor.mul_(times)
-
-
-def times_mean(op: Any, size: int) -> float:
-    """Return the factor between the reduction `op` over `size` ranks and their mean."""
-    if op == ReduceOp.AVG:
-        return 1
-    # `set_gradient_divide_factor(f)` makes FSDP ask for a PREMUL_SUM, whose factor is 1 / f.
-    return size if op == ReduceOp.SUM else size * float(op.__getstate__()[1])
+        if op != ReduceOp.AVG:
+            # `set_gradient_divide_factor(f)` makes FSDP ask for a PREMUL_SUM, whose factor is 1 / f.
+            output_tensor.mul_(group.size() * (1 if op == ReduceOp.SUM else float(op.__getstate__()[1])))
 
 
 @dataclass(eq=False)
@@ -331,16 +329,6 @@ class AllGather(UnitCollective):
         self.values, self.dtype = output_tensor.numel(), str(output_tensor.dtype).removeprefix("torch.")
         self.ledger.landed(formats)
         self.ledger.flights.append(collective)
-
-
-def check_scatter(stage: Stage) -> None:
-    inner = stage.inner if isinstance(stage, ErrorFeedback) else stage
-    if not isinstance(inner, Mean | CompressedMean):
-        raise TypeError(
-            f"a sharded model needs only its own shard of the mean, and {stage!r} has no half that makes one; use "
-            "Mean(), CompressedMean() or ErrorFeedback(CompressedMean()), or shard within nodes and give "
-            "comm=bk.Comm(mesh.get_group('inter')) for any stage between them"
-        )
 
 
 def scatter(stage: Any, x: Tensor, state: State, comm: Comm) -> Tensor:

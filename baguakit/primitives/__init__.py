@@ -5,25 +5,21 @@ given tensors are overwritten. All ranks of the group call the same primitives i
 Optimizer steps and `gradient_norm`, which are local, come from `baguakit.optim.steps`.
 """
 
-from ..optim.steps import Fixed as Fixed
-from ..optim.steps import adam_step_ as adam_step_
-from ..optim.steps import adamw_step_ as adamw_step_
-from ..optim.steps import gradient_norm as gradient_norm
-from ..optim.steps import lion_step_ as lion_step_
-from ..optim.steps import sgd_step_ as sgd_step_
-from .collectives import compressed_all_gather as compressed_all_gather
-from .collectives import compressed_broadcast_ as compressed_broadcast_
-from .collectives import compressed_receive_ as compressed_receive_
-from .collectives import compressed_reduce_scatter as compressed_reduce_scatter
-from .collectives import compressed_send as compressed_send
-from .compressed import compressed_mean_ as compressed_mean_
-from .compressed import mean_ as mean_
-from .compressed import sparse_mean_ as sparse_mean_
-from .differentiable import Differentiable as Differentiable
-from .differentiable import compressed_all_to_all as compressed_all_to_all
-from .flights import launch as launch
-from .neighbors import neighbor_gather as neighbor_gather
-from .neighbors import neighbor_mean_ as neighbor_mean_
+from ..optim.steps import Fixed, adam_step_, adamw_step_, gradient_norm, lion_step_, sgd_step_
+from .collectives import (
+    compressed_all_gather,
+    compressed_broadcast_,
+    compressed_receive_,
+    compressed_reduce_scatter,
+    compressed_send,
+)
+from .compressed import compressed_mean_, mean_, sparse_mean_
+from .differentiable import Differentiable, compressed_all_to_all
+from .flights import launch
+from .neighbors import neighbor_gather, neighbor_mean_
 
-# Export all functions and classes that are imported above.
-__all__ = sorted(name for name, value in vars().items() if getattr(value, "__module__", "").startswith("baguakit."))
+__all__ = [
+    "Differentiable", "Fixed", "adam_step_", "adamw_step_", "compressed_all_gather", "compressed_all_to_all",
+    "compressed_broadcast_", "compressed_mean_", "compressed_receive_", "compressed_reduce_scatter", "compressed_send",
+    "gradient_norm", "launch", "lion_step_", "mean_", "neighbor_gather", "neighbor_mean_", "sgd_step_", "sparse_mean_",
+]  # fmt: skip
