@@ -68,10 +68,10 @@ def in_the_air(entry):
 
 def with_kernels(entries):
     """Let flights compute on the device, as if baguakit had kernels for it; `wrong_bits` says what differs."""
-    from baguakit.comm import staging
+    from baguakit.comm import sending
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staging, "has_kernels", lambda device: True)
+        patch.setattr(sending, "has_kernels", lambda device: True)
         return wrong_bits(entries, True)
 
 

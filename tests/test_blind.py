@@ -9,9 +9,9 @@ from torch import nn
 
 import baguakit as bk
 from baguakit.flights.gradients import Flags, GradientRunner
-from baguakit.flights.hooked import HookRunner
 from baguakit.flights.life import Decisions
 from baguakit.flights.weights import WeightRunner
+from baguakit.interop.handle import HookRunner
 from baguakit.interop.sharded import scatter
 from baguakit.keeping import Joint
 from baguakit.kernels.steps.operators import tables_of

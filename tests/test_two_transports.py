@@ -10,7 +10,7 @@ def run(case):
     import torch
     from torch.distributed.device_mesh import init_device_mesh
 
-    from baguakit.comm import groups, staging
+    from baguakit.comm import groups, sending
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("inter", "intra"))
     if case == "refused":
@@ -26,15 +26,15 @@ def run(case):
         assert repr(comm).endswith("gloo, 2 nodes of 2, gloo between nodes>")
         return
     flows = 2 if case == "both, and flows" else 1
-    cuda, ours, known = torch.device("cuda"), plain.groups(), staging.backend_of
+    cuda, ours, known = torch.device("cuda"), plain.groups(), sending.backend_of
 
     def backend_of(group, kind):
         return "nccl" if kind == "cuda" and any(group is each for each in ours) else known(group, kind)
 
     with pytest.MonkeyPatch.context() as patch:  # torch's groups have NCCL, as far as anything asks
-        for module in (groups, staging):
+        for module in (groups, sending):
             patch.setattr(module, "backend_of", backend_of)
-        patch.setattr(staging, "_staged", type(staging._staged)())
+        patch.setattr(sending, "_staged", type(sending._staged)())
         patch.setattr(groups, "kinds_of", lambda group: {"cpu", "cuda"})
         comm = bk.Comm(mesh=mesh, between="gloo", flows=flows)
         assert comm.intra.group is plain.intra.group and comm.inter.group is not plain.inter.group

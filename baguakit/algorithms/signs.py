@@ -237,10 +237,7 @@ class Signs(Around):
 
 
 def transform_(x: Tensor, u: Tensor, layout: list[Span], back: bool = False) -> None:
-    """Write the coefficients of the flat `x` to `u`, block after block. With `back`, do the inverse, from `u` to `x`.
-
-    Padding is copied unchanged.
-    """
+    """Write the coefficients of the flat `x` to `u`, block after block, or `back` to `x`. Padding is copied."""
     at = 0
     for each in layout:
         blocks = each.of(x)

@@ -228,10 +228,9 @@ class Backward:
 
     @torch.no_grad()
     def end_failed(self) -> bool:
-        """End a backward that has failed on this rank, and make the other ranks, which wait for it, drop the step.
+        """End a backward that failed here: make the ranks that wait for it drop the step, or raise a PeerError.
 
-        Return True if the other ranks drop the step; False if no backward has failed, or no other rank waits for it.
-        Raise a PeerError if the other ranks cannot drop the step, for example because they may have stepped already.
+        Return False if no backward has failed, or no other rank waits for it.
         """
         if self.task is None:
             return False
@@ -311,10 +310,9 @@ class Backward:
 
 
 def hooked(p: Tensor, engine: Any) -> Any:
-    """Hook a parameter for `engine.backward`. The hook runs after all other hooks, which may change the gradient.
+    """Hook a parameter for `engine.backward`, after all hooks that may change the gradient; return the hook's handle.
 
-    Users may register hooks at any time. If a hook has been registered after this hook, the bucket of the parameter is
-    launched at the end of this backward; in the next backward this hook is the last again. Returns the hook's handle.
+    If a user has hooked it later, its bucket is launched at the end of this backward; then this hook is last again.
     """
 
     def accumulated(p: Any) -> None:

@@ -62,11 +62,7 @@ class Engine(Life[AttachSetup]):
         _engines.add(self)
 
     def start(self, fill: Callable[[], Any], load: Callable[[], Any]) -> None:
-        """Start the attachment, or start it again after the ranks of the group have changed. Collective.
-
-        `fill` sets the initial weights and optimizer state, before buckets copy them. `load` loads the state of the
-        rules and launches the first flights.
-        """
+        """Start, also after ranks have changed: `fill` sets weights, `load` the rules' state. Collective."""
         self.agree()
         self.free_runners: list[FreeRunner] = []
         self.begun, self.stepped = False, set[Optimizer]()  # a step has begun; optimizers that have stepped in it
@@ -193,10 +189,7 @@ class Engine(Life[AttachSetup]):
     def _rebuild(
         self, make: Callable[..., AttachSetup], label: str, flows: int | None = None, begin: bool = True
     ) -> None:
-        """Agree on a new setup, make its buckets and groups, and carry over the state. Collective.
-
-        With `begin` (and `broadcast`), new parameters start with rank 0's values. Otherwise they keep their values.
-        """
+        """Agree on a new setup, and carry over the state. With `begin`, broadcast new parameters. Collective."""
         known = self.setup.names
         setup = agree(self.runtime.monitor, lambda: self.make_setup(make), label)  # nothing has changed if this raises
         state = self.state_dict()

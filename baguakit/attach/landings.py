@@ -49,10 +49,7 @@ class Landings:
             self.used = [*map(id, params)], kept, [-1 if p.grad is None else version(p.grad) for p in params]
 
     def strange(self, accumulated: Collection[Tensor] = ()) -> Iterator[Tensor]:
-        """Yield parameters whose gradients have not landed since the last step, and were not used by that step.
-
-        Gradients of parameters in `accumulated` count as not landed: this rank has added to these gradients later.
-        """
+        """Yield parameters whose gradients have neither landed nor been used, or were `accumulated` since."""
         params = params_of(self.optimizer)
         if not accumulated and self.fresh.issuperset(map(id, params)):
             return

@@ -296,10 +296,7 @@ def check_modules(model: nn.Module, rules: Sequence[Rule], params_of_rules: Sequ
 
 
 def check_others(setup: AttachSetup, others: Iterable[AttachSetup]) -> None:
-    """Raise a ValueError if another attachment acts on a parameter of this attachment in the same window.
-
-    A free-running rule counts as in every window. Steps are not compared, because each attachment counts its own steps.
-    """
+    """Raise a ValueError if another attachment, whose steps differ, acts on a parameter in the same window."""
     for other in others:
         ours, theirs = (zip(each.rules, each.buckets_of_rules, strict=True) for each in (setup, other))
         for (a, of_a), (b, of_b) in product(ours, theirs):

@@ -17,8 +17,7 @@ from ..arguments import instance
 from ..comm import FLAT, Comm, abort_all
 from ..comm.groups import add_nccl, error_in, own_group, stand_for
 from ..comm.own import longer, set_timeout, timeout_of
-from ..comm.sending import LENGTHS, SENT, TAGS
-from ..comm.staging import is_staged, to_host
+from ..comm.sending import LENGTHS, SENT, TAGS, is_staged, to_host
 from ..lanes import lane, lane_of
 from ..lanes.base import tensors_in
 from ..monitor import Collective
@@ -35,11 +34,7 @@ class BaguaGroup(Methods):
     """The process group of the backend: it uses NCCL on a GPU, and gloo for tensors of all other devices. Collective.
 
     Compressed collectives run on a lane, in the order of the calls, over process groups made for this lane. If a
-    collective hangs, the monitor names the rank at fault. `options` is the object that torch passes to backends.
-
-    Raises:
-        ValueError: ranks have different policies, or only some ranks have a GPU; the error names a rank that differs.
-        PeerError: a rank does not make the group within the timeout.
+    collective hangs, or ranks differ, an error names the rank at fault. `options` is what torch passes to backends.
     """
 
     def __init__(self, options: Any, policy: Policy) -> None:

@@ -71,10 +71,7 @@ class Call:
         return ", ".join(said) if exact else ", ".join(said).replace(", of ", " of ", 1)
 
     def on_host(self) -> "Call":
-        """Return the same call of tensors on the CPU, into which the arguments have been copied.
-
-        Tensors that share memory do so there, too. Only what is copied takes memory.
-        """
+        """Return the same call of copies on the CPU. Tensors that share memory do so there, too."""
         hosts: dict[int, Any] = {}
 
         def host(x: Tensor) -> Tensor:

@@ -18,8 +18,7 @@ from ..arguments import checked, instance, integer, tensor, truth
 from . import sending
 from .groups import HOSTS, Membership, check_mesh, facts_of, flat_group, gloo_between, inner_of, node_groups
 from .own import Flows, flows_of, longer, own_groups, shut_all
-from .sending import FLAT, INTER, INTRA, LENGTHS, TAGS, Rider, Sent, SentFormat
-from .staging import AnyDevice, Staged, from_host, host_like, to_host
+from .sending import FLAT, INTER, INTRA, AnyDevice, Rider, Sent, SentFormat, from_host
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,7 +193,7 @@ class Comm(AnyDevice):
         if self.size == 1:
             return None
         if self._stages(x):
-            return Staged(self.all_reduce_later(host := to_host(x), op), x, host)
+            return sending.Staged(self.all_reduce_later(host := sending.to_host(x), op), x, host)
         self._count(2 * (self.size - 1) / self.size * x.nbytes)
         options = dist.AllreduceOptions()
         options.reduceOp = op
@@ -234,7 +233,7 @@ class Comm(AnyDevice):
         """Begin to gather `x` (k, …) of all ranks into `out` (size · k, …); return the work, which has `.wait()`."""
         sending.check_gathered(out, x, self.size)
         if self._stages(x):
-            return Staged(self.all_gather_later(host := host_like(out), to_host(x)), out, host)
+            return sending.Staged(self.all_gather_later(host := sending.host_like(out), sending.to_host(x)), out, host)
         self._count((self.size - 1) * x.nbytes)
         return self._gather(out, x)
 
@@ -250,7 +249,8 @@ class Comm(AnyDevice):
         """Begin to send row r of `rows` (size, k) to rank r, and to receive row r of `out` from it; return the work."""
         sending.check_gathered(out, rows, 1, "rows")
         if self._stages(rows):
-            return Staged(self.all_to_all_later(host := host_like(out), to_host(rows)), out, host)
+            host = sending.host_like(out)
+            return sending.Staged(self.all_to_all_later(host, sending.to_host(rows)), out, host)
         self._count((self.size - 1) * (rows.nbytes // self.size))
         return dist.all_to_all_single(out, rows, group=self.group, async_op=True)
 
@@ -300,7 +300,7 @@ class Comm(AnyDevice):
     def receive_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
         """Begin to receive `x` from `peer`; return the work. Call its `.wait()` before `x` is read."""
         if self._stages(x):
-            return Staged(self.receive_later(host := host_like(x), peer, tag), x, host)
+            return sending.Staged(self.receive_later(host := sending.host_like(x), peer, tag), x, host)
         tag = self._tag(x, peer, tag)
         if (flows := self._flows.get(self._part)) is not None:
             return flows.begin(x.view(-1), lambda s, group: group.recv([x.view(-1)[s]], peer, tag))
@@ -309,7 +309,7 @@ class Comm(AnyDevice):
     def send_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
         """Begin to send `x` to `peer`; return the work. Call its `.wait()` before `x` is overwritten."""
         if self._stages(x):
-            x = to_host(x)
+            x = sending.to_host(x)
         tag = self._tag(x, peer, tag)
         self._count(x.nbytes)
         if (flows := self._flows.get(self._part)) is not None:
@@ -321,7 +321,7 @@ class Comm(AnyDevice):
         if not typed or peer == self.rank or not 0 <= peer < self.size:
             x, tag = tensor("x", x), integer("tag", tag)
             sending.check_peer(peer, self.group)
-        return (tag + self._call + LENGTHS * x.nbytes) % TAGS
+        return (tag + self._call + sending.LENGTHS * x.nbytes) % sending.TAGS
 
     @checked
     def exchange(self, x: Tensor, sources: Iterable[int], targets: Iterable[int]) -> dict[int, Tensor]:

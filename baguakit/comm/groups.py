@@ -21,8 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from ..arguments import instance, one_of
-from .sending import FLAT, INTER, INTRA
-from .staging import CPU, backend_of, is_staged
+from .sending import CPU, FLAT, INTER, INTRA, backend_of, is_staged
 
 T = TypeVar("T")
 GLOO = "gloo"
@@ -340,12 +339,9 @@ def gloo_between(comm: Any) -> tuple[Any, Any]:
     if cuda.type not in kinds_of(comm.group) or is_staged(comm.group, cuda):
         return comm.group, comm._parts  # gloo sends everything
     check_device(comm.group, CPU)
-    name, store = comm.broadcast_object(uuid.uuid4().hex), comm.group.get_group_store()
-
-    def made(part: str, like: Any) -> Any:
-        return group_over(store, f"{name}/{part}", like.rank(), members_of(like), ["cpu"], default_pg_timeout)
-
-    return made(FLAT, comm.group), (intra, made(f"{INTER}{intra.rank()}", inter))
+    name, store, limit = comm.broadcast_object(uuid.uuid4().hex), comm.group.get_group_store(), default_pg_timeout
+    between = own_group(inter, store, f"{name}/{INTER}{intra.rank()}", limit, CPU)
+    return own_group(comm.group, store, f"{name}/{FLAT}", limit, CPU), (intra, between)
 
 
 def facts_of(comm: Any) -> list[str]:

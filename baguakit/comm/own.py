@@ -144,10 +144,7 @@ def own_groups(
 
 
 def flows_of(group: Any, parts: Parts, count: int, name: str, timeout: timedelta, store: Any) -> dict[str, Flows]:
-    """Return {part: flows}: `count` flows between all ranks or, with a mesh, between nodes; {} for a `count` of 1.
-
-    The first flow uses the existing group. Collective.
-    """
+    """Return {part: flows}, `count` between all ranks or, with a mesh, nodes. The first flow uses a present group."""
     if count == 1:
         return {}
     part, first, place = (FLAT, group, "") if parts is None else (INTER, parts[1], f"/inter{parts[0].rank()}")

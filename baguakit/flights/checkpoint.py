@@ -153,10 +153,7 @@ def load_bucket(runner: RuleRunner, i: int, names: Names, saved: Mapping[str, An
 
 
 def fill_(x: Tensor, parameters: Mapping[str, Any], bucket: Bucket, names: Names, path: str) -> bool:
-    """Copy the tensors saved at `path` to `x`, a tensor of a bucket. Return False if no parameter has such a tensor.
-
-    The values of a parameter without a saved tensor, such as a new parameter, do not change.
-    """
+    """Copy what is saved at `path` to `x`, a tensor of a bucket; return False if no parameter has it. Others stay."""
     parts = [parameters.get(names[p], {}).get(path) for p in bucket.params]
     found = [part for part in parts if part is not None]
     if found and x.shape != bucket.flat.shape:

@@ -39,10 +39,7 @@ class Flags:
     rows: Tensor | None = None  # (1, parameters) of the maximum over ranks, or (ranks, parameters)
 
     def beside(self, ones: Tensor, dtype: torch.dtype) -> list[Pair]:
-        """Return pairs (to, from), copies that set the flags on the device if this rank has all gradients.
-
-        `ones` holds at least as many ones as there are flags. Otherwise there are no pairs: `begin` uploads the flags.
-        """
+        """Return pairs (to, from), copies of `ones` that set all flags on the device; [] if one is 0."""
         if self.mine.count(1) < len(self.mine):
             return []
         used = torch.empty_like(ones)
@@ -115,10 +112,7 @@ class GradientRunner(RuleRunner):
     def launch_bucket(
         self, i: int, step: int, touched: set[Tensor], scale: Tensor | None, joint: Joint | None, whole: bool = False
     ) -> None:
-        """Launch bucket `i` with the gradients of this rank; a missing gradient counts as zero.
-
-        `touched` holds the parameters whose gradients this rank averages. `whole` tells that the bucket has no others.
-        """
+        """Launch bucket `i` with the gradients in `touched` and zeros; `whole` tells that all are in it."""
         if i == 0:
             self.untouched, self.mine = [], []
         bucket, factor, idle = self.buckets[i], self.factor, list[Tensor]()
@@ -142,10 +136,7 @@ class GradientRunner(RuleRunner):
         self._launch(i, step, load, flags, scale, joint)
 
     def launch_filled(self, i: int, step: int, joint: Joint | None, failed: bool) -> None:
-        """Launch bucket `i`, filled with NaN if the backward has `failed` on this rank, else with zeros.
-
-        Without a delay, a new tensor is launched, and `.grad` does not change. With a delay, the bucket is overwritten.
-        """
+        """Launch bucket `i`, filled with NaN if the backward has `failed` on this rank, else with zeros."""
         value, flag = (torch.nan, FAILED) if failed else (0.0, 0)
         flags = Flags([flag] * len(self.params())) if i == len(self.buckets) - 1 else None
         flat = self.buckets[i].flat
@@ -153,7 +144,7 @@ class GradientRunner(RuleRunner):
         def load(beside: list[Pair]) -> Tensor:
             for x, zeros in beside:
                 x.copy_(zeros)
-            return (flat if self.ring else torch.empty_like(flat)).fill_(value)
+            return (flat if self.ring else torch.empty_like(flat)).fill_(value)  # gradients in the bucket stay
 
         self._launch(i, step, load, flags, None, joint)
 
@@ -235,10 +226,7 @@ class GradientRunner(RuleRunner):
         return self.ids if all(landed) else list(compress(self.ids, landed))
 
     def used(self, flags: Flags, i: int, state: Tensor) -> Tensor | None:
-        """Return a bool for each value of a state of bucket `i`: whether any rank has its gradient. None: all are True.
-
-        For a state of another shape than the bucket, return one bool: whether any rank has a gradient of the bucket.
-        """
+        """Return for each value of a state, or for one of another shape, if any rank has it. None: all are."""
         if flags.mine.count(1) == len(flags.mine):
             return None
         bucket, start = self.buckets[i], sum(len(bucket.params) for bucket in self.buckets[:i])

@@ -151,10 +151,7 @@ class Decisions:
         self._under_way.append((runners[0], begun))
 
     def settle(self, but: int = 0, alone: bool = False) -> None:
-        """Wait for all decisions except the newest `but`. With 0, every state is up to date afterwards.
-
-        If a rank is lost, raise a PeerError or, if `alone`, decide from this rank's results.
-        """
+        """Wait for all decisions but the newest `but`. If a rank is lost, raise or, if `alone`, decide alone."""
         lanes = {runner.channel.lane for runner, _ in self._under_way} if alone else set()
         try:
             while len(self._under_way) > but:

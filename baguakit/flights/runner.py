@@ -247,10 +247,7 @@ def clear_padding_(stage: Stage, state: State, bucket: Bucket, comm: Comm, besid
 
 
 def padding_of(stage: Stage, state: State, used: int, length: int, comm: Comm) -> Iterator[Tensor]:
-    """Yield the padding of every elementwise tensor in a state: all values after the first `used` of `length`.
-
-    Called at each launch, since a flight may put other tensors into the state.
-    """
+    """Yield the padding of every elementwise tensor that a state now has: all after the first `used` of `length`."""
     nested = stage.nested()
     for name, value in state.items():
         if name not in nested or not isinstance(value, dict):

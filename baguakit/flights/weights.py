@@ -59,10 +59,7 @@ class WeightRunner(RuleRunner):
         return bool(self.air) and (self.rule.exchanges(launch) if self.launched is None else self.launched == launch)
 
     def launch_all(self, step: int | None, keep: bool, factor: float = 1.0) -> None:
-        """Launch every bucket with the present weights, times `factor`.
-
-        With `keep`, keep a copy of the launched weights; at landing, only the change that the flight made is added.
-        """
+        """Launch all buckets with the weights times `factor`; `keep` a copy if only their change is to land."""
         self.launched = step
         for i, bucket in enumerate(self.buckets):
             flat = bucket.load("data")

@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..arguments import message
 from ..buckets import check_averaged, real
 from ..comm import Comm, check_comm, members_of
-from ..comm.staging import backend_of
+from ..comm.sending import backend_of
 from ..runtime import Setup, as_time, named, or_abandon
 from .handle import Handle, HookLife, rules_on_gradients
 

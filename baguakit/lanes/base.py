@@ -124,11 +124,7 @@ class Lane:
     clock = torch.device("cpu")
 
     def run(self, work: Callable[[], Any], name: str = "", in_phases: bool = False) -> Flight:
-        """Put `work` on the lane. `name` is for profilers.
-
-        With `in_phases`, the phases of `work` run on this lane and the lane beside it, alternately; see the module
-        docstring. Otherwise all phases run on this lane.
-        """
+        """Put `work` on the lane, in the phases of the module's docstring if `in_phases`. `name` is for profilers."""
         raise NotImplementedError
 
     def flush(self) -> None:

@@ -7,7 +7,7 @@ from typing import Concatenate, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor, strided
 
-from ..arguments import describe, instance, message, several
+from ..arguments import describe, instance, message, several, tensor
 from ..buckets import real
 from ..comm import Comm, check_comm
 from ..compressors import Compressor, TopK
@@ -38,9 +38,9 @@ def on_flat(primitive: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Con
             return x
         listed = [x] if isinstance(x, Tensor) else several("x", x, "a tensor or a list of tensors", ordered=True)
         alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-        for tensor in (real(each) if isinstance(each, Tensor) else each for each in listed):
-            check_averageable(tensor)
-            alike.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        for each in (real(each) if isinstance(each, Tensor) else each for each in listed):
+            check_averageable(each)
+            alike.setdefault((each.dtype, each.device), []).append(each)
         for first, *others in alike.values():
             if not others and first.is_contiguous():
                 primitive(first.view(-1), *args, **options)
@@ -56,17 +56,9 @@ def on_flat(primitive: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Con
 
 def check_averageable(x: Tensor) -> None:
     """Raise a TypeError unless `x` is a dense floating tensor; a ValueError if it was expanded or has no data."""
-    if not isinstance(x, Tensor):
-        raise TypeError(message("x", "a tensor or a list of tensors", x))
-    if not x.is_floating_point():
-        pairs = "give torch.view_as_real(x)" if x.is_complex() else "convert it to a floating dtype first"
-        raise TypeError(f"x of dtype {x.dtype} cannot be averaged; {pairs}")
-    if x.layout is not strided:
-        raise TypeError(f"x of layout {x.layout} cannot be averaged; call .to_dense() first")
+    tensor("x", x, floating=True)
     if not x.is_contiguous() and any(n > 1 and not s for n, s in zip(x.shape, x.stride(), strict=True)):
         raise ValueError(message("x", "a tensor whose values lie apart", x) + "; it was expanded: clone it")
-    if x.is_meta:
-        raise ValueError(message("x", "a tensor that holds values", x))
 
 
 # A piece of a large tensor is compressed while the previous piece is on the wire. Pieces of fewer than 2²⁰ values would
@@ -119,10 +111,7 @@ def mean_of_shards(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | 
 
 
 def _in_two_hops(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | None, ok: Tensor | None = None) -> Phases:
-    """Do the same as `mean_of_shards`. If `x` is one piece on a CPU, each hop is a phase.
-
-    With `Blockwise` over NCCL, the bool tensor `ok` is set to whether all values of the mean are finite.
-    """
+    """Do the same as `mean_of_shards`, in phases for one piece on a CPU. Set `ok` to whether the mean is finite."""
     n, rank, length = comm.size, comm.rank, x.numel()
     if length % n:
         padded = torch.cat([x, x.new_zeros(-length % n)])
@@ -209,9 +198,7 @@ def compressed_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Te
 def mean_in_phases(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | None, check: bool = True) -> Phases:
     """Average the flat `x` as `compressed_mean_` does, in two phases if it is one piece in two hops on a CPU.
 
-    Returns:
-        With `check`, for `Blockwise` in two hops over NCCL: a bool tensor, True if the result is finite, which kernels
-        find out at no cost. Otherwise None.
+    With `check`, return for `Blockwise` in two hops over NCCL a bool tensor, whether the result is finite; else None.
     """
     if not compresses(x, codec, comm, comm.size) or comm.size == 1:
         if residual is not None:
@@ -228,8 +215,7 @@ def mean_in_phases(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | 
 
 
 def check_residual(residual: Tensor, x: Tensor) -> None:
-    if not isinstance(residual, Tensor):
-        raise TypeError(message("residual", "a tensor", residual))
+    instance("residual", residual, Tensor, "a tensor")
     if residual.dtype != torch.float32 or residual.numel() != x.numel() or not residual.is_contiguous():
         raise ValueError(
             f"residual is a contiguous float32 tensor of {x.numel()} values, as many as are averaged; "

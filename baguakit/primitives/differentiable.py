@@ -119,10 +119,7 @@ def _exchange(
 
 
 def cut(part: Tensor, compressor: Compressor | None, comm: Comm) -> list[tuple[Tensor, Compressor | None]]:
-    """Return (piece, its compressor or None) for each piece of a part. An uncompressed part has one piece.
-
-    The sender and the receiver of a part compute the same pieces, and no pieces for an empty part.
-    """
+    """Return (piece, its compressor or None) for each piece of a part. Sender and receiver compute the same."""
     if compressor is None or not pays(part.numel(), part.itemsize, compressor, 1):
         return [(part, None)] if part.numel() else []
     return [(part[piece], compressor) for piece in row_pieces(part.numel(), comm.size, comm._by_nccl(part.device))]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..comm import FLAT, HOSTS, Comm, abort_all
 from ..comm.groups import PatientStore, error_in, host, lazy, next_name, ranks_by_host, store_of
-from ..comm.staging import CPU, is_staged
+from ..comm.sending import CPU, is_staged
 from ..kernels import cpu
 from ..lanes import Lane, lane
 from ..monitor import Collective, Monitor, PeerError, end_with_process, store_gone, store_silent
