@@ -9,6 +9,7 @@
     watching/       races, reads of memory that nothing was written to (chapter 8), counts of instructions and sectors
     driver          Triton's driver of a GPU that is executed here
     plugin          pytest's option --ptx
+    ranks/          launches of several ranks at once, whose memory is ordered by signals (chapter 8)
     forms           the forms of instructions that kernels have
     tests/          corners/: instructions; launches/: control flow, memory, launches; kernels of tutorials
 

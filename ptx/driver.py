@@ -5,8 +5,9 @@ so Triton keeps it in its own cache, by the hash of the kernel and of Triton, an
 """
 
 import contextlib
+import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +18,7 @@ from triton.runtime import driver
 
 from .faults import Unknown
 from .machine import Launch, Program
-from .memory import Global, in_tables, regions_of
+from .memory import Global, Region, in_tables, regions_of
 
 SHARED = {80: 166912, 90: 232448, 100: 232448}  # bytes of shared memory that a program can have, by architecture
 FLOATS = {"fp16": "<e", "fp32": "<f", "f32": "<f", "fp64": "<d"}
@@ -35,6 +36,23 @@ class Launched:
     metadata: Any
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A launch that can run: `others` yields memory that the kernel knows from tables alone."""
+
+    program: Program
+    grid: tuple[int, int, int]
+    arguments: tuple[int, ...]
+    regions: list[Region]
+    others: Callable[[], Iterable[Region]] | None = None
+    shared: int = 0
+    tensors: tuple = ()  # which live as long
+
+    @property
+    def programs(self) -> int:
+        return math.prod(self.grid)
+
+
 @dataclass
 class Executed:
     """A GPU of an architecture, 80, 90 or 100, as Triton's driver sees it.
@@ -42,11 +60,22 @@ class Executed:
     Attributes:
         launches: each as it was `Launched`.
         watchers: makes what watches a launch's accesses to memory, for each anew.
+        queue: where launches are kept that are not to run yet; see `queued`.
     """
 
     arch: int
     launches: list[Launched] = field(default_factory=list)
     watchers: tuple = ()
+    queue: list[Prepared] | None = None
+
+    @contextlib.contextmanager
+    def queued(self) -> Iterator[list[Prepared]]:
+        """Within it, launches do not run: they are appended to a list."""
+        self.queue, before = [], self.queue
+        try:
+            yield self.queue
+        finally:
+            self.queue = before
 
     def __post_init__(self):
         self.utils = self
@@ -97,11 +126,13 @@ class Executed:
             raise Unknown(f"{program.kernel.name} has other parameters than Triton says")
         raw += [0] * (len(program.kernel.parameters) - len(raw))
         self.launches.append(Launched(metadata.name, grid, program, source, metadata))
-        if 0 in grid:
-            return
-        tables = [x for _, kind, x in given if kind == "*i64"]
-        memory = Global(regions, lambda: in_tables(tables))
-        program.run(Launch(grid, tuple(raw), memory, metadata.shared, tuple(make() for make in self.watchers)))
+        tables, tensors = ([x for _, kind, x in given if kind[: len(star)] == star] for star in ("*i64", "*"))
+        made = Prepared(program, grid, tuple(raw), regions, lambda: in_tables(tables), metadata.shared, tuple(tensors))
+        if self.queue is not None:
+            self.queue.append(made)
+        elif made.programs:
+            memory, observers = Global(regions, made.others), tuple(make() for make in self.watchers)
+            program.run(Launch(grid, made.arguments, memory, made.shared, observers))
 
 
 def raw_argument(name, kind, value):

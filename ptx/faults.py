@@ -25,5 +25,17 @@ class UnwrittenFault(Fault):
     """A thread reads memory that nothing was written to."""
 
 
+class SignalFault(Fault):
+    """An access to a word of signals orders nothing between ranks."""
+
+
+class OwnerFault(Fault):
+    """A kernel of a rank accesses memory of another that is not symmetric."""
+
+
+class DeadlockFault(Fault):
+    """Programs wait for words that nobody will write."""
+
+
 class EndlessLoop(Fault):
     """A kernel ran for longer than the limit."""

@@ -10,11 +10,20 @@ paths from the branch do. The head of a loop comes last in it: nobody begins the
 from dataclasses import dataclass, field
 
 from .faults import Unknown
+from .instructions.strength import WEAK, strength_of
 from .text import Instruction, Kernel
 
 # Threads wait for others here, so a block begins with it.
 WAITING = {"bar", "barrier", "shfl", "vote", "match", "redux", "ldmatrix", "stmatrix", "mma"}
 JUMPS = {"bra", "ret", "exit"}
+
+
+def pauses(instruction: Instruction) -> bool:
+    """Whether others are to run before it: it orders accesses, or what it finds depends on others."""
+    if instruction.opcode in ("fence", "membar", "nanosleep"):
+        return True
+    strength = strength_of(instruction.opcode, instruction.modifiers)
+    return strength not in (None, WEAK) and "shared" not in instruction.modifiers
 
 
 @dataclass

@@ -5,14 +5,17 @@ action on a frame: `action(frame, on)`, where `on` is None if all lanes execute 
 order. Programs run some thousands of lanes at a time, so that their registers stay in the cache.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 
 import numpy as np
 
 from . import flow
 from .faults import DivergenceFault, EndlessLoop, Fault, Unknown
 from .instructions import action_of
+from .instructions.operands import CLOCKS
+from .instructions.strength import WEAK, Strength, strength_of
 from .instructions.warps import complete
 from .memory import POISON, Global, Shared
 from .numbers.types import UNSIGNED, constant, width_of
@@ -33,7 +36,11 @@ class Launch:
         arguments: the raw bits of the kernel's parameters, in order.
         shared: bytes of shared memory that the launch asks for.
         observers: `began` is called first, if there is one, with program and launch; `seen` with every Access to
-            memory; and `ended` after the last.
+            memory, before it happens; and `ended` after the last. If an observer has them, `happened` is called with
+            what a load or an atomic operation has read, or a store written, and for the last what it has left and
+            where; `met` where threads meet at a barrier; and `fenced` at a fence.
+        of: what messages say of a program's number.
+        clock: the time in nanoseconds, whenever a thread asks for it.
     """
 
     grid: tuple[int, int, int]
@@ -41,6 +48,8 @@ class Launch:
     memory: Global
     shared: int = 0
     observers: tuple = ()
+    of: str = ""
+    clock: Callable[[], int] = field(default_factory=lambda: count(0, 1000).__next__)
 
 
 @dataclass(frozen=True)
@@ -60,6 +69,10 @@ class Access:
         if self.instruction.opcode in ("atom", "red"):
             return "atomic"
         return "write" if len(self.values) else "read"
+
+    @property
+    def strength(self) -> Strength:
+        return strength_of(self.instruction.opcode, self.instruction.modifiers) or WEAK
 
 
 class Program:
@@ -101,7 +114,15 @@ class Program:
             raise
 
     def run_frame(self, frame: "Frame") -> None:
-        """Run blocks until all threads of a frame have ended: each time the one of the lowest rank."""
+        """Run a frame without a pause."""
+        for _ in self.turns(frame):
+            pass
+
+    def turns(self, frame: "Frame") -> Iterator[tuple[Instruction, np.ndarray | None]]:
+        """Run blocks until all threads of a frame have ended: each time the one of the lowest rank.
+
+        Yields each instruction before which other frames may run, with the lanes that execute it.
+        """
         end, together, left = len(self.blocks), self.entry, LIMIT
         at = frame.at
         while True:
@@ -120,8 +141,13 @@ class Program:
             if left < 0:
                 raise EndlessLoop(f"{step.first}: the kernel has run {LIMIT} blocks and not ended")
             self.executed[rank] += frame.lanes_and_warps(on)
-            for action in step.actions:
-                action(frame, on)
+            for pause, actions in step.parts:
+                if pause and frame.pauses:
+                    executing = on if pause.guard is None else frame.where(pause.guard, on)
+                    if executing is None or len(executing):
+                        yield pause, executing
+                for action in actions:
+                    action(frame, on)
             together = frame.go(on, step)
         if together is None:
             frame.must_have_ended(self.steps)
@@ -134,7 +160,11 @@ class _Step:
         self.waits = block.waits
         self.waiting = block.instructions[0] if block.waits else None
         self.first = (block.instructions or [block.jump])[0]
-        self.actions = [_guarded(each, action_of(each, kernel)) for each in block.instructions]
+        self.parts: list = [(None, [])]  # an instruction before which others may run, and actions that follow
+        for each in block.instructions:
+            if flow.pauses(each):
+                self.parts.append((each, []))
+            self.parts[-1][1].append(_guarded(each, action_of(each, kernel)))
         self.next, self.target = block.next, block.target
         self.guard = block.jump.guard if block.jump else None
         self.jumps = block.jump is not None
@@ -162,7 +192,10 @@ class Frame:
         count, programs, first: lanes, programs, and the number of the first program.
         program: of each lane, counted within the frame.
         at: the rank of the block where each lane is; PARKED is added where it waits.
+        pauses: others may run before an instruction that orders accesses.
     """
+
+    pauses = False
 
     def __init__(self, program: Program, launch: Launch, first: int, programs: int):
         threads = program.threads
@@ -199,6 +232,8 @@ class Frame:
 
     def special(self, name):
         """The values of a special register in all lanes."""
+        if name in CLOCKS:
+            return np.full(self.count, self.launch.clock(), np.uint64)
         if name not in self._special:
             self._special[name] = self._make_special(name)
         return self._special[name]
@@ -287,10 +322,11 @@ class Frame:
         """Name the first lane of those that are marked."""
         wrong = np.broadcast_to(wrong, (self.count,) if on is None else (len(on),))
         lane = int(self.lanes(on)[np.argmax(wrong)])
-        return f"thread {lane % self.threads} of program {lane // self.threads + self.first}"
+        return f"thread {lane % self.threads} of program {lane // self.threads + self.first}{self.launch.of}"
 
     def ordered(self, on, warp):
         """Threads have met at a barrier of their program, or of their warp: what they did before comes before."""
+        self.tell("met", self, on, warp)
         if warp:
             self.turn_of_warp[np.unique(self.warp[self.lanes(on)])] += 1
         else:
@@ -299,3 +335,9 @@ class Frame:
     def seen(self, space, on, addresses, width, instruction, values):
         for observer in self.launch.observers:
             observer.seen(Access(self, on, space, addresses, width, instruction, values))
+
+    def tell(self, name, *said):
+        """Call a method of those observers that have it."""
+        for observer in self.launch.observers:
+            if method := getattr(observer, name, None):
+                method(*said)

@@ -1,11 +1,12 @@
 """The text of PTX as instructions: PTX ISA, chapters 4 "Syntax" and 6 "Instruction Operands".
 
 A kernel is read whole: its parameters, the registers it declares, and its instructions in order. Of the module around
-it only shared variables are kept; debugging sections, `.loc` and pragmas say nothing about what is computed.
+it only shared variables are kept; debugging sections and pragmas say nothing about what is computed.
 """
 
 import re
-from dataclasses import dataclass, field
+from bisect import bisect_right
+from dataclasses import dataclass, field, replace
 
 from .faults import Unknown
 
@@ -93,9 +94,14 @@ class Instruction:
     guard: Register | Negated | None
     line: int
     text: str
+    source: str = ""  # the lines of Python that it comes from, as `.loc` says
 
     def __str__(self):
         return f"line {self.line} of the PTX, `{self.text}`"
+
+    @property
+    def place(self) -> str:
+        return f"{self.source} ({self})" if self.source else str(self)
 
     def unknown(self, what):
         return Unknown(f"{self}: the executor knows no {what}")
@@ -135,8 +141,19 @@ def parse(ptx: str) -> Kernel:
     threads = re.search(r"\.reqntid\s+(\d+)(?:\s*,\s*1)*", entry[3])
     kernel = Kernel(entry[1], parameters, int(threads[1]) if threads else None)
     _shared_variables(kernel, text[: entry.start()])
-    _Body(kernel).read(text, entry.end())
+    _Body(kernel, _sources(ptx)).read(text, entry.end())
     return kernel
+
+
+def _sources(ptx):
+    """Return, by line of the PTX, what each `.loc` says: "kernels.py:12, called at kernels.py:40"."""
+    files = dict(re.findall(r'^\s*\.file\s+(\d+)\s+"(?:[^"]*/)?([^"/]+)"', ptx, re.MULTILINE))
+    found = {}
+    for number, line in enumerate(ptx.split("\n"), 1):
+        if match := re.match(r"\s*\.loc\s+(\d+)\s+(\d+)[^/]*(.*)", line):
+            calls = [f"{name}:{at}" for name, at in re.findall(r"([^\s\[:]+):(\d+):\d+", match[3])]  # Triton's comment
+            found[number] = ", called at ".join(calls or [f"{files.get(match[1], 'a file')}:{match[2]}"])
+    return found
 
 
 def _without_comments(text):
@@ -169,10 +186,16 @@ INSTRUCTION = re.compile(
 
 
 class _Body:
-    """The statements between the braces of a kernel; registers belong to the innermost braces around them."""
+    """The statements between the braces of a kernel; a name belongs to the innermost braces around it."""
 
-    def __init__(self, kernel):
+    def __init__(self, kernel, sources):
         self.kernel, self.scopes, self.blocks, self.line = kernel, [{}], 0, 0
+        self.sources, self.lines, self.open, self.jumps = sources, [*sources], [0], []
+
+    @property
+    def source(self):
+        place = bisect_right(self.lines, self.line) - 1
+        return self.sources[self.lines[place]] if place >= 0 else ""
 
     def read(self, text, at):
         line, after = text.count("\n", 0, at) + 1, at
@@ -185,15 +208,27 @@ class _Body:
             self.line = line
             self.take(match)
             line, after = line + text.count("\n", after, match.end()), match.end()
+        for place, scopes in self.jumps:
+            self.resolve(place, scopes)
+
+    def resolve(self, place, scopes):
+        """A jump goes to the label of the innermost braces around it that have one of its name."""
+        jump = self.kernel.instructions[place]
+        name = getattr(jump.operands[0], "name", None)
+        known = [inner for each in scopes[::-1] if (inner := _within(name, each)) in self.kernel.labels]
+        if known:
+            self.kernel.instructions[place] = replace(jump, operands=(Name(known[0]),))
 
     def take(self, match):
         if match["brace"] == "{":
             self.blocks += 1
             self.scopes.append({})
+            self.open.append(self.blocks)
         elif match["brace"]:
             self.scopes.pop()
+            self.open.pop()
         elif match["label"]:
-            self.kernel.labels[match["label"]] = len(self.kernel.instructions)
+            self.kernel.labels[_within(match["label"], self.open[-1])] = len(self.kernel.instructions)
         elif match["statement"].startswith("."):
             self.directive(match["statement"])
         else:
@@ -222,7 +257,9 @@ class _Body:
         guard = self.operand(match["negated"] + match["guard"]) if match["guard"] else None
         modifiers = tuple(filter(None, re.split(r"\.|(?=::)", match["modifiers"])))
         operands = tuple(self.operand(each) for each in _split(match["rest"]))
-        return Instruction(match["opcode"], modifiers, operands, guard, self.line, text)
+        if match["opcode"] == "bra":
+            self.jumps.append((len(self.kernel.instructions), tuple(self.open)))
+        return Instruction(match["opcode"], modifiers, operands, guard, self.line, text, self.source)
 
     def operand(self, text):
         for scope in reversed(self.scopes):
@@ -253,6 +290,10 @@ class _Body:
         if re.fullmatch(r"[A-Za-z_$][\w$]*", text):
             return Name(text)
         raise Unknown(f"line {self.line} of the PTX: the executor knows no operand `{text}`")
+
+
+def _within(label, block):
+    return f"{label}@{block}" if block else label
 
 
 def _integer(text):

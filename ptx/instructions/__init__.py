@@ -1,12 +1,12 @@
 """The instructions of PTX: PTX ISA, section 9.7 "Instructions". `action_of` decodes one."""
 
-from . import atomics, copies, matrices, moves, products, warps
+from . import atomics, copies, fences, matrices, moves, products, warps
 from .arithmetic import approximate, bits, comparison, conversion, floating, integer, logic
 from .operands import Form
 
 GROUPS = (
     *(integer, bits, approximate, floating, comparison, logic, conversion),
-    *(moves, copies, warps, matrices, products, atomics),
+    *(moves, copies, warps, matrices, products, atomics, fences),
 )
 DECODERS = {}
 for _group in GROUPS:

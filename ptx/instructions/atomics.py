@@ -6,7 +6,7 @@ Lanes that meet at one address come one after another, in ascending order; on a 
 import numpy as np
 
 from ..numbers.types import DTYPES, width_of
-from .moves import HINTS, space_of
+from .moves import HINTS, check_strength, space_of
 
 INTEGERS = ("u32", "s32", "u64", "s64")
 TYPES = {
@@ -47,6 +47,7 @@ def _atomic(returns):
         if name is None or (name in ("exch", "cas") and not returns):
             raise form.unknown("such operation")
         kind = form.kinds(1, TYPES[name])
+        check_strength(form)
         form.modifiers = [each for each in form.modifiers if each not in HINTS]
         form.end(2 + returns + (name == "cas"))
         write = form.target(0, kind) if returns else None
@@ -59,7 +60,9 @@ def _atomic(returns):
             values = [np.broadcast_to(read(frame, on), shape) for read in sources]
             memory, size = space_of(frame, space), width_of(kind) // 8
             places = np.broadcast_to(memory.places(frame, on, addresses, size, 1, instruction), shape)
-            old = in_order(memory.elements(size).view(dtype), places, values, operation)
+            old, new = in_order(memory.elements(size).view(dtype), places, values, operation)
+            wrote = old == values[0] if name == "cas" else np.ones(shape, bool)
+            frame.tell("happened", [old], new, wrote)
             if write:
                 write(frame, on, old)
 
@@ -69,18 +72,19 @@ def _atomic(returns):
 
 
 def in_order(elements, places, values, operation):
-    """Apply an operation at places, one lane after another; return what each found. Places that differ go together."""
+    """Apply an operation at places, one lane after another; return what each found and left. Places that differ go
+    together."""
     order = np.argsort(places, kind="stable")
     sorted_ = places[order]
     starts = np.flatnonzero(np.diff(sorted_, prepend=sorted_[:1] - 1))
     turn = np.arange(len(places)) - np.repeat(starts, np.diff(np.append(starts, len(places))))
-    found = np.empty(len(places), elements.dtype)
+    found, left = np.empty((2, len(places)), elements.dtype)
     by_turn = np.argsort(turn, kind="stable")
     for lanes in np.split(order[by_turn], np.flatnonzero(np.diff(turn[by_turn])) + 1):
         at = places[lanes]
         found[lanes] = elements[at]
-        elements[at] = operation(found[lanes], *(value[lanes] for value in values))
-    return found
+        left[lanes] = elements[at] = operation(found[lanes], *(value[lanes] for value in values))
+    return found, left
 
 
 DECODERS = {"atom": (_any_type, _atomic(True)), "red": (_any_type, _atomic(False))}

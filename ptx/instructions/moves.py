@@ -5,12 +5,13 @@ import numpy as np
 
 from ..numbers.types import UNSIGNED, width_of
 from ..text import Name, Vector
+from .strength import strength_of
 
 TYPES = (*(f"{letter}{width}" for letter in "bus" for width in (16, 32, 64)), "f32", "f64", "pred")
 MEMORY_TYPES = ("b8", "u8", "s8", *TYPES[:-1])
-# They say where a cache should keep the bytes, or order accesses among programs: here all is in order.
+# They say where a cache should keep the bytes, or order accesses among threads: `strength_of` reads which.
 HINTS = {
-    *("weak", "relaxed", "acquire", "release", "volatile", "cta", "cluster", "gpu", "sys", "nc"),
+    *("weak", "relaxed", "acquire", "release", "acq_rel", "volatile", "cta", "cluster", "gpu", "sys", "nc"),
     *("ca", "cg", "cs", "lu", "cv", "wb", "wt", "L1", "L2", "::evict_normal", "::evict_unchanged", "::evict_first"),
     *("::evict_last", "::no_allocate", "::64B", "::128B", "::256B", "::cta"),
 }
@@ -72,9 +73,15 @@ def _access(form):
     kind = form.kinds(1, MEMORY_TYPES)
     space = form.choice("global", "shared", "param", default="global")
     count = int(form.choice("v2", "v4", "v8", default="v1")[1])
+    check_strength(form)
     form.modifiers = [each for each in form.modifiers if each not in HINTS]
     form.end(2)
     return kind, space, count
+
+
+def check_strength(form):
+    if strength_of(form.instruction.opcode, form.instruction.modifiers) is None:
+        raise form.unknown("such order and scope of an access")
 
 
 def space_of(frame, name):
@@ -93,6 +100,7 @@ def _ld(form):
 
     def action(frame, on):
         values = space_of(frame, space).load(frame, on, address(frame, on), size, count, instruction)
+        frame.tell("happened", values)
         for write, value in zip(writes, values, strict=True):
             write(frame, on, _typed(value, kind))
 
@@ -126,6 +134,7 @@ def _st(form):
     def action(frame, on):
         values = [read(frame, on) for read in reads]
         space_of(frame, space).store(frame, on, address(frame, on), size, values, instruction)
+        frame.tell("happened", values)
 
     return action
 

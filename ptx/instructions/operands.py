@@ -22,7 +22,9 @@ from ..numbers.types import (
 from ..text import Address, Float, Integer, Name, Negated, Pair, Register, Sink, Special, Vector
 
 # Chapter 10.
-SPECIAL = {f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"} | {"%laneid", "%warpid"}
+CLOCKS = {"%globaltimer", "%clock64"}
+SPECIAL = {f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"}
+SPECIAL |= {"%laneid", "%warpid"} | CLOCKS
 
 
 class Form:

@@ -80,7 +80,13 @@ def noise(dtype, size):
 
 
 class Reads:
-    """Raise an UnwrittenFault where a kernel reads a byte of some pieces that nothing has written."""
+    """Raise an UnwrittenFault where a kernel reads a byte of some pieces that nothing has written.
+
+    Attributes:
+        of_all: launches of several ranks share it, since one reads what another has written.
+    """
+
+    of_all = True
 
     def __init__(self, pieces):
         self.pieces = pieces

@@ -40,14 +40,17 @@ class Races:
     Args:
         strict: in global memory, too, only barriers order the threads of a warp; the manual promises no more. GPUs
             execute an instruction for all threads of a warp that have not diverged before any of them goes on.
+        spaces: the memory that is watched.
     """
 
-    def __init__(self, strict: bool = True):
+    def __init__(self, strict: bool = True, spaces: tuple[str, ...] = ("global", "shared")):
         self.strict = strict
-        self.logs = {"global": [], "shared": []}
+        self.logs = {space: [] for space in spaces}
         self.instructions = []
 
     def seen(self, access):
+        if access.space not in self.logs:
+            return
         frame, width = access.frame, access.width
         lanes = frame.lanes(access.on)
         addresses = np.broadcast_to(access.addresses, lanes.shape)
@@ -61,7 +64,7 @@ class Races:
             turn=frame.turn[frame.program[each]],
             turn_of_warp=frame.turn_of_warp[frame.warp[each]],
             kind=np.full(len(each), KINDS[access.kind], np.int8),
-            value=_bytes(access, lanes),
+            value=bytes_stored(access, lanes),
             event=np.full(len(each), len(self.instructions), np.int32),
         )
         self.instructions.append(access.instruction)
@@ -118,7 +121,7 @@ class Races:
         )
 
 
-def _bytes(access, lanes):
+def bytes_stored(access, lanes):
     """The bytes that are stored, in the order of their addresses."""
     if not access.values:
         return np.full(len(lanes) * access.width, -1, np.int16)

@@ -1,0 +1,111 @@
+"""Orders in which programs run: drawn from a seed, or all within a bound on preemptions.
+
+An order is asked, whenever more than one program can go on, which does. *Preemption* means that another goes on though
+the last one could. Every order is run from its beginning (Musuvathi and Qadeer 2007, "Iterative Context Bounding for
+Systematic Testing of Multithreaded Programs").
+"""
+
+import random
+from collections.abc import Callable, Hashable, Iterator
+
+
+class Order:
+    """A program goes on until it waits; then the first that can.
+
+    Attributes:
+        choices: the place of each choice among the programs that could go on.
+    """
+
+    name = "the fixed order"
+
+    def __init__(self) -> None:
+        self.choices: list[int] = []
+
+    def choose(self, able: list, current: object, state: Callable[[], Hashable]) -> int:
+        """Return the place of the program that goes on.
+
+        Args:
+            able: the programs that can, in the order of ranks.
+            current: the one that ran last.
+            state: what has happened so far, but for the order of what may come in any.
+        """
+        self.choices.append(self._choose(able, current, state))
+        return self.choices[-1]
+
+    def _choose(self, able, current, state):
+        return able.index(current) if current in able else 0
+
+
+class Drawn(Order):
+    """An order drawn from a seed.
+
+    With even seeds every program is as likely as any other, each time. With odd ones a program has a priority, and the
+    highest runs; now and then one of them falls to the lowest, so that some come far ahead of others (Burckhardt and
+    others 2010, "A Randomized Scheduler with Probabilistic Guarantees of Finding Bugs").
+    """
+
+    def __init__(self, seed: int):
+        super().__init__()
+        self.seed, self.name = seed, f"the order drawn from seed {seed}"
+        self.random, self.priorities = random.Random(seed), {}
+        self.falls = self.random.choice((0.02, 0.1, 0.3))
+
+    def _choose(self, able, current, state):
+        if self.seed % 2 == 0:
+            return self.random.randrange(len(able))
+        for each in able:
+            self.priorities.setdefault(each, self.random.random())
+        first = max(range(len(able)), key=lambda place: self.priorities[able[place]])
+        if self.random.random() < self.falls:
+            self.priorities[able[first]] = min(self.priorities.values()) - 1
+        return first
+
+
+class Bounded(Order):
+    """An order that begins with given choices and goes on as `Order` does.
+
+    Attributes:
+        others: the beginnings of orders that differ from this one after its own beginning.
+    """
+
+    def __init__(self, begin: tuple[int, ...], left: int, known: dict):
+        super().__init__()
+        self.begin, self.left, self.known = begin, left, known
+        self.name = f"the order that begins with the choices {list(begin)}"
+        self.others: list[tuple[tuple[int, ...], int]] = []
+        self.ended = False
+
+    def _choose(self, able, current, state):
+        place, at = len(self.choices), able.index(current) if current in able else None
+        if place < len(self.begin):
+            return self.begin[place]
+        first = 0 if at is None else at
+        here = (state(), able[first], current if at is not None else None)
+        if self.ended or self.known.get(here, -1) >= self.left:
+            self.ended = True  # what follows has been run from here
+            return first
+        self.known[here] = self.left
+        left = self.left if at is None else self.left - 1
+        if left >= 0:
+            others = (other for other in range(len(able)) if other != first)
+            self.others += [((*self.choices, other), left) for other in others]
+        return first
+
+
+def drawn(count: int, seed: int = 0) -> Iterator[Order]:
+    """Yield orders drawn from seeds `seed`, `seed + 1`, …"""
+    for each in range(seed, seed + count):
+        yield Drawn(each)
+
+
+def every(preemptions: int) -> Iterator[Order]:
+    """Yield all orders with at most so many preemptions; each must have run before the next is asked for.
+
+    Two orders that differ in the order of independent accesses alone are one: of the second nothing more is tried from
+    where it comes to the same state.
+    """
+    left, known = [((), preemptions)], {}
+    while left:
+        order = Bounded(*left.pop(), known)
+        yield order
+        left += order.others
