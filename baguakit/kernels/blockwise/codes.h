@@ -154,8 +154,8 @@ INLINE lanes float8_value(const uint8_t *bytes, const int m)
 #endif
 }
 
-typedef struct { const float *from; float begin; } Start; /* of sums: values, or else one for all */
-static const Start ZERO = {NULL, 0.0f}, NOTHING = {NULL, -0.0f}; /* -0 + x = x for any x */
+typedef struct { const float *from; float begin; int past; } Start; /* of sums: values, or else one for all */
+static const Start ZERO = {NULL, 0.0f, 0}, NOTHING = {NULL, -0.0f, 0}, PAST = {NULL, -0.0f, 1}; /* -0 + x = x for any x */
 
 typedef struct {
     const uint8_t *bytes;
@@ -165,7 +165,7 @@ typedef struct {
 
 /* Write the sums of rows of n codes to `out`. A pass takes whole vectors of each stripe of the narrowest plane. */
 INLINE void add_codes(
-    const Row *rows, i64 count, const int bits, const int m, const i64 *at, i64 n, Start start, float *out)
+    const Row *rows, i64 count, const int bits, const int m, const i64 *at, i64 n, int weighted, Start start, float *out)
 {
     const int narrowest = bits & -bits, beside = narrowest > 1 ? narrowest / 2 : 1, vectors = 8 / narrowest * beside;
     const i64 width = n * narrowest / 8;
@@ -194,10 +194,12 @@ INLINE void add_codes(
                     low += p;
                 }
                 if (!m && !TABLED(bits)) x = __builtin_convertvector(u, lanes) + r->bottom;
-                sums[k] += TABLED(bits) ? LOOK_UP(r->table, u) : x * r->step * r->weight;
+                sums[k] += TABLED(bits) ? LOOK_UP(r->table, u) : weighted ? x * r->step * r->weight : x * r->step;
             }
 #pragma GCC unroll 8
-        for (int k = 0; k < vectors; k++) memcpy(out + PLACE(k), &sums[k], sizeof *sums);
+        for (int k = 0; k < vectors; k++)
+            if (start.past) STREAM(out + PLACE(k), sums[k]);
+            else memcpy(out + PLACE(k), &sums[k], sizeof *sums);
     }
 }
 
@@ -227,7 +229,7 @@ INLINE void add_rows(const Rows *given, const int bits, const int m, i64 n, Star
             if (TABLED(bits))
                 r->table = (__builtin_convertvector(code & ((1 << bits) - 1), lanes) + g.bottom) * r->step * r->weight;
         }
-        add_codes(rows, count, bits, m, given->at, n, start, out);
+        add_codes(rows, count, bits, m, given->at, n, given->weights != NULL, start, out);
     }
 }
 

@@ -156,8 +156,8 @@ APART void encode(const Form *f, const float *x, i64 n, Grid g, const float *dra
         }
     } else
         for (i64 i = 0; i < n; i++) {
-            float level = x[i] * g.scale + before, below = floorf(level);
-            level = draws ? below + (level - below > draws[i] ? 1.0f : 0.0f) : floorf(level + 0.5f);
+            float level = x[i] * g.scale, drawn = level + before, below = floorf(drawn);
+            level = draws ? below + (drawn - below > draws[i] ? 1.0f : 0.0f) : floorf(level + 0.5f);
             codes[i] = (uint8_t)(int32_t)smaller(larger(level - after, 0), top);
         }
 }
@@ -224,10 +224,12 @@ static void compress_span(const Call *c, const Form *f, Span s)
 
 static void decompress_span(const Call *c, const Form *f, Span s)
 {
-    const int apart = c->far || c->dtype != FP32 || s.n != rounded_up(s.all);
+    const int whole = c->dtype == FP32 && s.n == rounded_up(s.all);
+    const int past = whole && c->far && !c->ok && !f->rotated && (uintptr_t)c->values % 64 == 0 && s.at % 16 == 0;
+    const int apart = !whole || (c->far && !past);
     float space[WIDEST + SLACK], *values = apart ? space : (float *)c->values + s.at;
     EACH_BLOCK(f, s) {
-        add_block(f, c->packed + s.r * f->row, 1, NULL, n, b, NOTHING, values + j);
+        add_block(f, c->packed + s.r * f->row, 1, NULL, n, b, past ? PAST : NOTHING, values + j);
         if (f->rotated) restore(f, values + j);
     }
     if (apart) put(c, s, c->values, c->dtype, values);
@@ -245,7 +247,7 @@ static void add_span(const Call *c, const Form *f, Span s)
     /* The next values in memory: the machine does not foresee an order of stripes and spans. */
     for (i64 i = s.n; values != space && i < 2 * s.n; i += 16) __builtin_prefetch(values + i, 1);
     EACH_BLOCK(f, s) {
-        add_block(f, c->packed, c->rows, c->weights, n, b, f->rotated ? ZERO : (Start){values + j, 0}, sums + j);
+        add_block(f, c->packed, c->rows, c->weights, n, b, f->rotated ? ZERO : (Start){values + j, 0, 0}, sums + j);
         if (f->rotated) restore(f, turned + j);
     }
     for (i64 i = 0; f->rotated && i < s.n; i++) values[i] += turned[i];
