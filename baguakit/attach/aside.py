@@ -57,7 +57,6 @@ def standing_aside(module: nn.Module, comm: Comm) -> bool:
 
 
 def stand_aside(model: nn.Module, comm: Comm, clock: Clock, unhook: contextlib.ExitStack) -> None:
-    """Have the wrappers in `model` stand aside until `unhook` is closed."""
     for module in [each for each in model.modules() if standing_aside(each, comm)]:
         if not _clocks.setdefault(module, []):
             own = type(module)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..comm import Comm
+from ..comm import Comm, check_device
 from ..flights import (
     FreeRunner,
     GradientRunner,
@@ -79,7 +79,6 @@ class Engine(Life[AttachSetup]):
         return self.setup.bucket_bytes, self.flows
 
     def take_from_rank_0(self) -> None:
-        """If `broadcast` is set, overwrite weights, buffers and optimizer state with those of rank 0. Collective."""
         if self.setup.broadcast:
             self.together("broadcast", lambda comm: take_from(0, self.setup, comm))
 
@@ -88,7 +87,6 @@ class Engine(Life[AttachSetup]):
         return self.runtime.channels[0].comm.flows
 
     def make_setup(self, make: Callable[..., AttachSetup] | None = None) -> AttachSetup:
-        """Return the setup of this rank. Raise a ValueError if it conflicts with another attachment of this process."""
         setup = (make or self.make)(self.ever)
         check_others(setup, [each.setup for each in _engines if each is not self and not each.runtime.over])
         return setup
@@ -130,8 +128,7 @@ class Engine(Life[AttachSetup]):
         flows = flows if self.runtime.comm.size > 1 else self.flows
         if (bucket_bytes, flows) == self.setting:
             return
-        if flows > 1 and self.comm._by_nccl(self.setup.device):
-            raise ValueError(f"flows={flows} divide what travels over gloo, and these parameters travel by NCCL; use 1")
+        check_device(self.comm.group, self.setup.device, flows)
         make = self.make if bucket_bytes == self.setup.bucket_bytes else partial(self.make, bucket_bytes=bucket_bytes)
         self._rebuild(make, f"new buckets over {flows} flows", flows)
 

@@ -108,7 +108,6 @@ class Hooks:
         return result
 
     def _check_gradients(self, optimizer: Optimizer) -> None:
-        """Raise a RuntimeError if an optimizer is about to step with a gradient that should be averaged and is not."""
         engine, backward = self.engine, self.engine.backward
         for p in engine.landings[optimizer].strange(backward.touched) if backward.runners else ():
             rules = [each.rule for each in engine.acting() if id(p) in each.ids]

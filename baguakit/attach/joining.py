@@ -43,7 +43,6 @@ class Announcement(NamedTuple):
 
 @contextlib.contextmanager
 def joined(engine: Engine, by_all: bool, throw: bool) -> Iterator[None]:
-    """Return the context manager of `Attachment.join`. Its arguments are `by_all` and `throw`, as in `Joining`."""
     if engine.runtime.over:
         raise RuntimeError("this attachment is detached; call join() before it is")
     if engine.comm.membership.changes:

@@ -180,7 +180,6 @@ def sample_of(optimizer: Optimizer) -> tuple[Tensor, Tensor] | None:
 
 
 def within_backward(what: str) -> RuntimeError:
-    """Return a RuntimeError that says that `what` happens before the gradients of all ranks have landed."""
     return RuntimeError(
         f"{what} within a backward, before the gradients of all ranks have landed; step when backward has returned"
     )

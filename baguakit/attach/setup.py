@@ -34,6 +34,8 @@ from ..runtime import Setup, as_time, check_scaler, named, reshard
 from ..topology.chosen import chooses
 from .aside import standing_aside
 
+OfRules = list[tuple[Rule, list[Tensor]]]  # each rule with its parameters
+
 
 @dataclass(frozen=True, eq=False)
 class AttachSetup(Setup):
@@ -78,19 +80,15 @@ def make_setup(
         raise ValueError("the model has no trainable parameter; set requires_grad before attach")
     asked = None if bucket_bytes is None else integer("bucket_bytes", bucket_bytes, 1)
     device = one_device(names)
-    check_device(comm.group, device)
-    if comm.flows > 1 and comm._by_nccl(device):
-        raise ValueError(
-            f"Comm(flows={comm.flows}) divides what travels over gloo, and these parameters travel by NCCL"
-        )
-    params_of_rules: list[list[Tensor]] = []
+    check_device(comm.group, device, comm.flows)
+    of_rules: OfRules = []
     for rule in rules:
         chosen = rule.choose({name: p for p, name in names.items()})
         if not chosen:
             raise ValueError(f"where= of {rule!r} selects none of the {len(names)} trainable parameters")
-        params_of_rules.append([p for p, name in names.items() if name in chosen])
-    check_rules(rules, params_of_rules, names, optimizers)
-    check_modules(model, rules, params_of_rules, comm)
+        of_rules.append((rule, [p for p, name in names.items() if name in chosen]))
+    check_rules(of_rules, names, optimizers)
+    check_modules(model, of_rules, comm)
     check_shards(rules, names, comm)
     for rule in rules:
         rule.stage.check(comm)
@@ -98,8 +96,8 @@ def make_setup(
     plain = named(model)
     names, frozen = {p: plain[p] for p in names}, tuple(name for p, name in plain.items() if p not in names)
     steppers = {p: i for i, each in enumerate(optimizers) for group in each.param_groups for p in group["params"]}
-    sizes, buckets_of_rules = sizes_of(list(zip(rules, params_of_rules, strict=True)), asked), []
-    for rule, params in zip(rules, params_of_rules, strict=True):
+    sizes, buckets_of_rules = sizes_of(of_rules, asked), []
+    for rule, params in of_rules:
         ordered = in_order(params, names, order) if rule.what == "grad" else params
         # If the rule keeps state, each optimizer has separate buckets, so that no state depends on two optimizers.
         apart = len(optimizers) > 1 and rule.what == "grad" and rule.stage.remembers()
@@ -164,11 +162,8 @@ def one_device(names: dict[Tensor, str]) -> torch.device:
     return first.device
 
 
-def check_rules(
-    rules: Sequence[Rule], params: Sequence[list[Tensor]], names: dict[Tensor, str], optimizers: Sequence[Optimizer]
-) -> None:
-    """Raise a ValueError if two rules contradict each other, or a rule on weights has no suitable optimizer."""
-    for rule in rules:
+def check_rules(of_rules: OfRules, names: dict[Tensor, str], optimizers: Sequence[Optimizer]) -> None:
+    for rule, _ in of_rules:
         if rule.what == "data" and not optimizers:
             raise ValueError(f"{rule!r} acts on weights when the optimizer steps; give attach the optimizer")
         if rule.what == "data" and (shared := next(filter(is_divided, optimizers), None)):
@@ -176,7 +171,7 @@ def check_rules(
                 f"{type(shared).__name__} steps each parameter on one rank and sends it to all, with the gradient of "
                 f"that rank alone under {rule!r}; use rules on gradients, or another optimizer"
             )
-    for (a, of_a), (b, of_b) in combinations(zip(rules, params, strict=True), 2):
+    for (a, of_a), (b, of_b) in combinations(of_rules, 2):
         if not a.overlaps(b):
             continue
         if "free_running" in (a.window, b.window):
@@ -263,7 +258,6 @@ def check_shards(rules: Sequence[Rule], names: dict[Tensor, str], comm: Comm) ->
 
 
 def check_optimizers(optimizers: Iterable[Optimizer], model: nn.Module) -> None:
-    """Raise a ValueError if an optimizer steps a tensor that is no parameter of the model, and so is not averaged."""
     ours = set(model.parameters())
     groups = [(optimizer, i, group) for optimizer in optimizers for i, group in enumerate(optimizer.param_groups)]
     for optimizer, i, group in groups:
@@ -275,10 +269,9 @@ def check_optimizers(optimizers: Iterable[Optimizer], model: nn.Module) -> None:
             )
 
 
-def check_modules(model: nn.Module, rules: Sequence[Rule], params_of_rules: Sequence[list[Tensor]], comm: Comm) -> None:
-    """Raise a TypeError if a module is FSDP1, or if rules act on gradients that are sparse or averaged by DDP."""
+def check_modules(model: nn.Module, of_rules: OfRules, comm: Comm) -> None:
     fsdp = sys.modules.get("torch.distributed.fsdp")  # not imported, which takes seconds: a user of FSDP has done so
-    on_gradients = [(rule, set(of)) for rule, of in zip(rules, params_of_rules, strict=True) if rule.what == "grad"]
+    on_gradients = [(rule, set(of)) for rule, of in of_rules if rule.what == "grad"]
     for name, module in model.named_modules():
         if fsdp is not None and isinstance(module, fsdp.FullyShardedDataParallel):
             raise TypeError("attach knows the shards of FSDP2; use fully_shard(module) for FullyShardedDataParallel")
@@ -310,7 +303,6 @@ def check_others(setup: AttachSetup, others: Iterable[AttachSetup]) -> None:
 
 
 def check_join(setup: AttachSetup, by_all: bool) -> None:
-    """Raise a ValueError unless a rank that has run out of batches can take part in the collectives of other ranks."""
     for rule in setup.rules:
         if rule.window == "free_running":
             raise ValueError(

@@ -265,7 +265,6 @@ for _name in ("send", "recv", "recv_anysource"):
 
 
 def by_nccl() -> bool:
-    """Return whether NCCL sends tensors on a GPU here."""
     return torch.cuda.is_available() and dist.is_nccl_available()
 
 

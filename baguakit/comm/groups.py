@@ -66,11 +66,13 @@ lazy: WeakSet[Any] = WeakSet()
 """The groups in which two ranks connect with their first message."""
 
 
-def check_device(group: Any, device: torch.device) -> None:
-    """Raise a ValueError unless the group sends tensors on `device`: by NCCL, or from the host by gloo."""
+def check_device(group: Any, device: torch.device, flows: int = 1) -> None:
+    """Raise a ValueError unless the group sends tensors on `device` by NCCL or, which `flows` need, by gloo."""
     if device.type == "meta":
         raise ValueError("tensors on meta hold no values; move them to a device first: model.to_empty(device=…)")
     by_gloo = device == CPU or is_staged(group, device)
+    if flows > 1 and not by_gloo:
+        raise ValueError(f"flows={flows} divide what travels over gloo, and these tensors travel by NCCL; use 1")
     if by_gloo and (found := backend_of(group, "cpu")) != "gloo":
         raise ValueError(
             f"tensors on {device} are sent from the memory of the host by gloo, and this group has {found} for CPU "
@@ -222,7 +224,6 @@ def _send_by(group: Any, kind: str, backend: Any) -> None:
 
 
 def check_mesh(mesh: DeviceMesh, group: Any) -> None:
-    """Raise unless the mesh has the dimensions "inter" and "intra" and, if a group is given, the ranks of the group."""
     instance("mesh", mesh, DeviceMesh, f'"hosts", or a DeviceMesh with the dimensions ("{INTER}", "{INTRA}")')
     names = mesh.mesh_dim_names or ()
     if set(names) != {INTER, INTRA}:
@@ -307,7 +308,6 @@ def on_all(comm: Any, make: Callable[[], T], doing: str) -> T:
 
 
 def node_groups(comm: Any) -> tuple[Any, Any]:
-    """Make and return this rank's intra and inter groups, with each host as a node. Collective."""
     nodes = ranks_by_host(comm.gather_objects(host()))
     if odd := next((ranks for ranks in nodes if len(ranks) != len(nodes[0])), None):
         raise ValueError(
@@ -345,7 +345,6 @@ def gloo_between(comm: Any) -> tuple[Any, Any]:
 
 
 def facts_of(comm: Any) -> list[str]:
-    """Return what the `repr` of a `Comm` says: its rank, backends, nodes, flows, round and step."""
     part = {INTRA: " within the node", INTER: " between nodes"}.get(comm._part, "")
     names = sorted({backend_of(comm.group, device.type) for device in comm.group._device_types})
     said = [f"rank {comm.rank} of {comm.size}{part}", " and ".join(names)]

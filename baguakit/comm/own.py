@@ -194,7 +194,6 @@ def let_go() -> int:
 
 
 def shut_all(groups: Iterable[Any]) -> None:
-    """Shut down groups that this package made, except aborted groups."""
     for group in groups:
         if group not in _aborted:
             group.shutdown()

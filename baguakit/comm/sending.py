@@ -139,7 +139,6 @@ class SentFormat(NamedTuple):
     part: str
 
     def in_words(self) -> "SentFormat":
-        """Return a copy whose fields are text."""
         return SentFormat(_named(self.asked), _named(self.flew), str(self.reason), self.part)
 
     def line(self, flights: int, of: int) -> str:
@@ -195,7 +194,6 @@ def backend_of(group: Any, kind: str) -> str:
 
 
 def is_staged(group: Any, device: torch.device) -> bool:
-    """Return whether a group sends tensors on `device` from the memory of the host."""
     if device.type == "cpu":
         return False
     known = _staged.setdefault(group, {})

@@ -76,8 +76,6 @@ class Flags:
 
 
 class Pass(NamedTuple):
-    """The buckets of one backward pass, the flights in the air by bucket number, and the flags of the pass."""
-
     buckets: list[Bucket]
     air: dict[int, BucketFlight]
     flags: Flags

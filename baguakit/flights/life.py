@@ -209,7 +209,6 @@ class Life(Generic[AnySetup]):
         return self.runtime.setup
 
     def together(self, label: str, work: Callable[[Comm], Any], meet: bool = False) -> Any:
-        """Do `work(comm)` on the first lane, on all ranks, and return its result. See `Channel.together`."""
         return self.runtime.channels[0].together(label, work, meet)
 
     def acting(self) -> list[Any]:

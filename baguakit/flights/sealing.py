@@ -181,7 +181,6 @@ def _renamed(state: Mapping[str, Any], here: Sequence[str]) -> dict[str, Any]:
 
 
 def _check_together(state: Mapping[str, Any], runtime: Runtime[Any]) -> None:
-    """Raise a ValueError if another rank has loaded a state that was not saved together with `state`."""
     if runtime.comm.membership.changes:
         return
     free = any(rule.window == "free_running" for rule in runtime.setup.rules)  # ranks are at steps of their own

@@ -54,7 +54,6 @@ class WeightRunner(RuleRunner):
         return self._asked[1]
 
     def is_due(self, step: int) -> bool:
-        """Return whether there are flights in the air that land at the end of this step."""
         launch = step - self.rule.delay
         return bool(self.air) and (self.rule.exchanges(launch) if self.launched is None else self.launched == launch)
 

@@ -141,9 +141,8 @@ class HookLife(Life[Setup]):
         self.runners = [HookRunner(i, rule, [], self.channel, names=setup.names) for i, rule in enumerate(setup.rules)]
 
     def make_setup(self) -> Setup:
-        """Make the setup of this rank, and do the checks that all hooks share."""
         setup = self.make()
-        check_device(self.comm.group, setup.device)
+        check_device(self.comm.group, setup.device, self.comm.flows)
         check_scaler(setup.scaler, setup.rules)
         for rule in setup.rules:
             rule.stage.check(self.comm)

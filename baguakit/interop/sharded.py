@@ -233,7 +233,6 @@ class ShardedLife(HookLife):
                     self.hook_within(i, unit.module, weights)
 
     def hook_within(self, i: int, module: Any, weights: Compressor | None) -> None:
-        """Replace FSDP's reduce-scatter of unit `i` by the stage's first half; with `weights`, its all-gather, too."""
         # This import takes seconds, so it is local. Torch has no other way to restore FSDP's functions at `detach`.
         from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather, DefaultReduceScatter
 
@@ -270,7 +269,6 @@ class ShardedLife(HookLife):
         return True
 
     def average(self, i: int, x: Tensor) -> None:
-        """Average `x` in place: this rank's shards of the gradients of unit `i`."""
         if x.is_cuda:  # FSDP may let go of it while the stream of its reductions still uses it
             x.record_stream(torch.cuda.current_stream(x.device))
         self.fly(i, real(x).view(-1), None, None)

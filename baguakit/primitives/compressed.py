@@ -251,7 +251,6 @@ def compresses(x: Tensor, compressor: Compressor, comm: Comm, rows: int) -> bool
 
 
 def in_one_hop(values: int, compressor: Compressor, size: int) -> bool:
-    """Return whether a compressed mean of `values` values over `size` ranks is small enough for one hop."""
     sent, decompressed = (size - 1) * compressor._unchecked_row_bytes(values), size * values
     return sent <= ONE_HOP_BYTES and decompressed < ONE_HOP_VALUES
 

@@ -174,7 +174,6 @@ def has_phases(stage: Stage) -> bool:
 
 
 def fitting(stage: Stage, x: Tensor, result: Any) -> Tensor:
-    """Return the result of a stage. Raise a TypeError if the result is no tensor of the shape of `x`."""
     if isinstance(result, Tensor) and result.shape == x.shape:
         return result
     found = f"a tensor {tuple(result.shape)}" if isinstance(result, Tensor) else repr(result)
