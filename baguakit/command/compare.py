@@ -148,7 +148,8 @@ def conclude(made: Comparison, table: Table, failed: Mapping[str, str], folder: 
             say(f"{row.contender.name}: {page.time_to(row, goals[-1])} s to DDP's loss of {goals[-1]:.3f}, {gain}")
         label = next(name for _, result in table for name in result.get("scores", ()))  # of the task
         try:
-            lines += ["", f"![The loss]({page.draw(found, goals[-1], title, label, folder)[0].name})"]
+            page.draw(found, goals[-1], title, label, [folder / "loss.png", folder / "loss.svg"])
+            lines += ["", "![The loss](loss.png)"]
         except ModuleNotFoundError as error:
             notes.append(str(error))
     (folder / "table.md").write_text("\n\n".join(["\n".join(lines), *notes, ""]))

@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,17 +16,16 @@ from ..ranks import Ranks
 
 @contextlib.contextmanager
 def crew(size: int) -> Iterator[tuple[int, Callable[..., list[Any]]]]:
-    """Yield (n, run) for a `with` block: n ranks; `run(function, *args)` calls `function(kept, *args)` on each rank.
+    """Yield (n, run) for a `with` block: n ranks, `size` without torchrun; and a function that calls one on each rank.
 
-    `run` returns results by rank. Each rank keeps its dict `kept` until the block ends. Without torchrun, n is `size`.
+    `run(function, *args)` returns the results by rank.
     """
     if launched():
         with joined() as comm:
-            kept: dict[str, Any] = {}
-            yield comm.size, lambda call, *args: comm.gather_objects(call(kept, *args))
+            yield comm.size, lambda call, *args: comm.gather_objects(call(*args))
     else:
         with Ranks(size) as ranks:
-            yield size, partial(ranks.run, keep=True)
+            yield size, ranks.run
 
 
 def launched() -> bool:

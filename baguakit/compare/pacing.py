@@ -18,15 +18,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from sys import byteorder
 
-import torch
-
-from ..comm import Comm
-
 TICK, LOOK = 0.002, 0.02  # seconds between two divisions of the rate, and between two searches for new sockets
-SECONDS = 0.25  # the time that a measured message takes at the rate
-SHORTEST, LONGEST = 1 << 18, 1 << 26  # bytes of a measured message
 UNLIMITED = -1
-TOO_FAST, TOO_SLOW = 1.25, 0.8  # of the rate asked for
+TOO_FAST = 1.25  # of the rate asked for
 SO_MAX_PACING_RATE = 47  # Linux
 MOST = (1 << 31) - 1  # bytes a second that the option takes
 BYTES_ACKED = slice(120, 128)  # of struct tcp_info, Linux
@@ -146,34 +140,8 @@ class Pacer(AbstractContextManager["Pacer"]):
             self._limit(name, UNLIMITED)
 
 
-def measured(comm: Comm, bytes_per_second: float) -> tuple[float, float]:
-    """Return the bytes per second that a rank sends to one other rank, and to all other ranks at once. Collective."""
-    others = [peer for peer in range(comm.size) if peer != comm.rank]
-    message = torch.zeros(int(min(max(SECONDS * bytes_per_second, SHORTEST), LONGEST)), dtype=torch.uint8)
-    to_one = seconds(comm, message, [(comm.rank - 1) % comm.size], [(comm.rank + 1) % comm.size])
-    part = message[: len(message) // len(others)]
-    to_all = seconds(comm, part, others, others)
-    return len(message) / to_one, len(others) * len(part) / to_all
-
-
-def seconds(comm: Comm, message: torch.Tensor, sources: list[int], targets: list[int]) -> float:
-    """Return the seconds that an exchange takes on the slowest rank, after a short exchange that is not timed."""
-    comm.exchange(message[:1], sources, targets)
-    comm.gather_objects(None)
-    began = time.perf_counter()
-    comm.exchange(message, sources, targets)
-    return float(max(comm.gather_objects(time.perf_counter() - began)))
-
-
-def check_rates(bits: float, to_one: float, to_all: float) -> str:
-    """Return a sentence with the requested and the measured rates; raise an OSError if sockets ignore the limit.
-
-    `bits`, the requested rate, is in bits per second; `to_one` and `to_all` (see `measured`) are in bytes per second.
-    """
-    rate = bits / 8
-    shown = f"{written(8 * to_one)} from a rank to one other, {written(8 * to_all)} to all others at once"
-    if max(to_one, to_all) > TOO_FAST * rate:
-        raise OSError(f"the sockets of this system do not keep to a rate: asked for {written(bits)}, got {shown}")
-    slow = min(to_one, to_all) < TOO_SLOW * rate
-    busy = "\nThis machine moves less than that, or is busy: the times below are longer than they would be." * slow
-    return f"asked for {written(bits)}; measured {shown}{busy}"
+def check_pace(sent: float, rate: float) -> None:
+    """Raise an OSError if sockets that should send `rate` bytes per second send `sent`, which is too fast."""
+    if sent > TOO_FAST * rate:
+        asked = f"asked for {written(8 * rate)}, got {written(8 * sent)}"
+        raise OSError(f"the sockets of this system do not keep to a rate: {asked}")

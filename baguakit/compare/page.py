@@ -45,8 +45,8 @@ def time_to(row: Row, goal: float) -> str:
     return f"{seconds:.0f}" + (f" ± {half:.0f}" if half else "").replace("inf", "–")
 
 
-def draw(found: Sequence[Row], goal: float, title: str, label: str, folder: Path) -> list[Path]:
-    """Draw the loss, called `label`, against seconds and bytes, as a PNG and an SVG in `folder`; return their paths.
+def draw(found: Sequence[Row], goal: float, title: str, label: str, paths: Sequence[Path]) -> None:
+    """Draw the loss, called `label`, against seconds and bytes, and save the picture at each of `paths`.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -62,10 +62,8 @@ def draw(found: Sequence[Row], goal: float, title: str, label: str, folder: Path
     figure.suptitle(title, fontsize=10)
     set_frame(right)
     set_frame(left, "lower center", ncols=4)
-    paths = [folder / "loss.png", folder / "loss.svg"]
     for path in paths:
         figure.savefig(path, dpi=150)
-    return paths
 
 
 def panel(axes: "Axes", curves: Mapping[str, Sequence[tuple[float, float]]]) -> None:

@@ -45,13 +45,13 @@ def train(chosen: Contender, task: Task, seed: int, lr: float, steps: int, comm:
     """Train, and validate the mean of all ranks' weights now and then, until a loss is not finite. Collective.
 
     Returns:
-        "losses": (step, loss) of each validation; "course": its (bytes sent by this rank, seconds of steps before it).
+        "losses": (step, loss) of each validation.
         "diverged": the step in which training ended early, without which there are also:
         "scores": all numbers of the last validation; "alone": those of the ranks' own weights, the mean over ranks.
-        "step": seconds of a step on the slowest rank, the mean; "bytes", "between": sent in it, in all and between
-        nodes, None without an attachment; "seconds": of all, with validations.
+        "step": seconds of a step on the slowest rank, the mean; "bytes": sent in it, None without an attachment;
+        "seconds": of all, with validations.
     """
-    losses, course = list[tuple[int, float]](), list[tuple[float | None, float]]()
+    losses = list[tuple[int, float]]()
     spent, began = 0.0, time.perf_counter()
     with stepping(chosen, task, seed, lr, steps, comm) as (step, training, attachment):
         comm.gather_objects(None)  # all ranks begin now
@@ -60,7 +60,6 @@ def train(chosen: Contender, task: Task, seed: int, lr: float, steps: int, comm:
             step(number)
             spent += time.perf_counter() - before
             if task.validates(number, steps):
-                course.append((attachment.report().bytes_sent if attachment else None, spent))
                 scores = validated(training, comm)
                 if not math.isfinite(loss := next(iter(scores.values()))):
                     return {"losses": losses, "diverged": number, "seconds": time.perf_counter() - began}
@@ -68,12 +67,10 @@ def train(chosen: Contender, task: Task, seed: int, lr: float, steps: int, comm:
         alone, report = averaged(training, training.model, comm), attachment.report() if attachment else None
     return {
         "losses": losses,
-        "course": course,
         "scores": scores,
         "alone": alone,
         "step": max(comm.gather_objects(spent)) / steps,
         "bytes": report and report.bytes_per_step,
-        "between": report and sum(row.bytes.get("inter", 0) for row in report.rows) / steps,
         "seconds": time.perf_counter() - began,
     }
 

@@ -7,7 +7,7 @@ from pool import ranks
 from torch.nn.functional import cross_entropy
 
 import baguakit as bk
-from baguakit.command.demo import Digits, evaluate, network
+from baguakit.compare.digits import Digits, evaluate, network
 
 STEPS, WARM_UP, LR = 400, 160, 0.003
 

@@ -72,7 +72,7 @@ def interrupted(command, words, tmp_path, everyone=False):
     [
         (["doctor"], "gloo"),
         (["demo", "--ranks", "2", "--steps", "100000"], "----"),
-        (["demo", "--ranks", "2", "--steps", "100000", "--rate", "50mbit"], "asked for"),
+        (["demo", "--ranks", "2", "--steps", "100000", "--rate", "50mbit"], "----"),
         (["compare", "--hosts", "2", "--steps", "100000", "--against", ""], "0%: DDP"),
         (["net", "measure", "--server", "--port", "0"], "waiting on"),
     ],

@@ -11,8 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Optimizer
 
 import baguakit as bk
-from baguakit.command import demo
-from baguakit.compare import language
+from baguakit.compare import digits, language
 from baguakit.compare.language import text
 from baguakit.compare.tasks import optimizers_of
 from bench.network import tasks as networks
@@ -84,11 +83,11 @@ class Digits(Task):
     """The digits of `baguakit demo`, of which each rank sees some only, with SGD and momentum."""
 
     def begin(self, seed: int, rank: int, ranks: int) -> Training:
-        data, model = demo.Digits(rank, ranks), demo.network(seed)
+        data, model = digits.Digits(rank, ranks), digits.network(seed)
         batches = data.batches(seed)
         optimizer = SGD(model.parameters(), self.lr, momentum=0.9)
         return Training(
-            model, optimizer, lambda _: _loss(model, next(batches)), lambda _: demo.evaluate(model, data)[0]
+            model, optimizer, lambda _: _loss(model, next(batches)), lambda _: digits.evaluate(model, data)[0]
         )
 
 
