@@ -44,9 +44,9 @@ def write(path: Path = PAGE) -> Path:
     shares = ", ".join(str(round(share * MADE.steps)) for share in SHARES)
     facts = TASK.facts() | {"steps": MADE.steps, "longest": MADE.longest, "shares": shares}
     parts = [HEAD.format(**facts, tried=MADE.tried, trials=MADE.trials)]
-    for name, words in PICTURES.items():
-        if (picture := RESULTS / f"{name}.png").exists():
-            parts.append(f"![{words}]({os.path.relpath(picture, path.parent)})\n")
+    for name, picture in PICTURES.items():
+        if (file := RESULTS / f"{name}.png").exists():
+            parts.append(f"![{picture.about}]({os.path.relpath(file, path.parent)})\n")
     for network in NETWORKS:
         parts += section(losses, timings, network, HOSTS)
     for network in timing.MORE:
