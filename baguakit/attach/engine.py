@@ -37,17 +37,14 @@ from .landings import Landings, OtherOptimizers
 from .setup import AttachSetup, better_order, check_others
 
 MANY = 32  # backward passes without a step before a warning; a GradScaler at its start skips fewer
+Make = Callable[..., AttachSetup]
 _engines: "weakref.WeakSet[Engine]" = weakref.WeakSet()
 
 
 class Engine(Life[AttachSetup]):
-    """The `Life` of an attachment: its rules, buckets and steps on this rank, from `attach` to `detach`.
+    """The `Life` of an attachment. `make(ever)` makes the setup of parameters that are, or were (`ever`), trainable."""
 
-    `make(ever)` makes the setup for the trainable parameters and those in `ever`, which were trainable earlier.
-    Its options `bucket_bytes=` and `order=` set another size and another order of buckets.
-    """
-
-    def __init__(self, make: Callable[..., AttachSetup], comm: Comm, timeout: Any) -> None:
+    def __init__(self, make: Make, comm: Comm, timeout: Any) -> None:
         super().__init__("attach", make, comm, timeout)
         self.tuned: dict[str, int] | None = None  # the result of tuning, if it has ended; saved with the state
         self.ever: Collection[Tensor] = ()  # have been trainable: frozen ones keep their bucket and state
@@ -86,7 +83,7 @@ class Engine(Life[AttachSetup]):
     def flows(self) -> int:
         return self.runtime.channels[0].comm.flows
 
-    def make_setup(self, make: Callable[..., AttachSetup] | None = None) -> AttachSetup:
+    def make_setup(self, make: Make | None = None) -> AttachSetup:
         setup = (make or self.make)(self.ever)
         check_others(setup, [each.setup for each in _engines if each is not self and not each.runtime.over])
         return setup
@@ -183,9 +180,7 @@ class Engine(Life[AttachSetup]):
                 "optimizer that trains, or use att.no_sync() while gradients are accumulated"
             )
 
-    def _rebuild(
-        self, make: Callable[..., AttachSetup], label: str, flows: int | None = None, begin: bool = True
-    ) -> None:
+    def _rebuild(self, make: Make, label: str, flows: int | None = None, begin: bool = True) -> None:
         """Agree on a new setup, and carry over the state. With `begin`, broadcast new parameters. Collective."""
         known = self.setup.names
         setup = agree(self.runtime.monitor, lambda: self.make_setup(make), label)  # nothing has changed if this raises

@@ -172,11 +172,7 @@ class Decisions:
 
 
 class Life(Generic[AnySetup]):
-    """The rules that one trainer uses on this rank, from the agreement of all ranks to the end.
-
-    `kind` is the kind of hooks; the name that ranks agree on begins with it. `make` makes the setup of this rank.
-    `comm` and `timeout` are the user's arguments.
-    """
+    """The rules that one trainer uses on this rank, from the agreement of all ranks to the end; see also `Runtime`."""
 
     alike = True  # a stage that agrees gives all ranks the same result
     runtime: Runtime[AnySetup]  # monitor, groups and lanes

@@ -105,10 +105,7 @@ class Agreed(NamedTuple):
 
 
 class FreeRunner:
-    """A free-running rule on one rank. It rests, agrees on a flight, waits for its launch, or has a flight in the air.
-
-    `host` is a channel that is used for the agreements only. Its lane and its group move CPU tensors.
-    """
+    """A free-running rule on one rank: it rests, agrees over `host` on a flight, waits for its launch, or flies."""
 
     def __init__(self, runner: WeightRunner, host: Channel) -> None:
         self.runner, self.host, self.monitor = runner, host, runner.channel.monitor

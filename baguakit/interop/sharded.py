@@ -144,12 +144,7 @@ class Unit:
 
 
 def units_of(model: nn.Module, comm: Comm | None) -> list[Unit]:
-    """Return the units of a model, in module order. If `comm` is not the shards' group, each lists one rank's shards.
-
-    Raises:
-        TypeError: `fully_shard` has not been called on any module of the model.
-        ValueError: a module's parameters are sharded over several meshes, or replicated.
-    """
+    """Return the units of a model, in module order; each lists one rank's shards unless `comm` is the shards' group."""
     units, seen = [], set()
     module_names = {module: name for name, module in model.named_modules()}
     plain = plain_names([name for name, _ in model.named_parameters()])

@@ -32,6 +32,9 @@ from .collectives import check_arguments, compressed_all_gather, compressed_redu
 from .compressed import compressed_mean_, fewer, pays, row_pieces
 from .transports import bytes_for, exchanged, scattered
 
+Parts = Sequence[Tensor]
+Sizes = Sequence[int] | None
+
 
 @torch.no_grad()
 def compressed_all_to_all(
@@ -68,19 +71,13 @@ def compressed_all_to_all(
     landed, width = result.detach().view(-1), math.prod(x.shape[1:])
     leaving, coming = (part.split([width * count for count in c]) for part, c in ((values, sends), (landed, receives)))
     if n > 1:
-        alike = None if output_split_sizes is not None else (values.view(n, -1), landed.view(n, -1))
+        alike = () if output_split_sizes is not None else (values.view(n, -1), landed.view(n, -1))
         _exchange(leaving, coming, alike, compressor, comm)
     coming[rank].copy_(leaving[rank])
     return result
 
 
-def _exchange(
-    leaving: Sequence[Tensor],
-    coming: Sequence[Tensor],
-    alike: tuple[Tensor, Tensor] | None,
-    compressor: Compressor | None,
-    comm: Comm,
-) -> None:
+def _exchange(leaving: Parts, coming: Parts, alike: Parts, compressor: Compressor | None, comm: Comm) -> None:
     """Send each rank its part of `leaving`, and fill the parts of `coming`. This rank's own part may be overwritten.
 
     If all parts have the same length, they are also the rows of the two tensors `alike`. Then few values are compressed
@@ -96,7 +93,7 @@ def _exchange(
     if compressor is not None and plain:
         comm.note(compressor, dtype, fewer(max(plain), n))
     comm.agree_on_shares()
-    if compressor is not None and alike is not None and not plain and len(pieces) == 2 * (n - 1):
+    if compressor is not None and alike and not plain and len(pieces) == 2 * (n - 1):
         rows, out = alike
         packed = bytes_for(n, rows.shape[1], compressor, device)
         codes = compressor._unchecked_compress
@@ -125,25 +122,22 @@ def cut(part: Tensor, compressor: Compressor | None, comm: Comm) -> list[tuple[T
     return [(part[piece], compressor) for piece in row_pieces(part.numel(), comm.size, comm._by_nccl(part.device))]
 
 
-def splits_of(
-    x: Tensor, output_split_sizes: Sequence[int] | None, input_split_sizes: Sequence[int] | None, comm: Comm
-) -> tuple[list[int], list[int]]:
+def splits_of(x: Tensor, output: Sizes, input: Sizes, comm: Comm) -> tuple[list[int], list[int]]:
     """Return the number of rows of `x` for each rank, and the number of rows from each rank, or raise."""
     n = comm.size
-    if (output_split_sizes is None) != (input_split_sizes is None):
+    if (output is None) != (input is None):
         raise TypeError(
             "output_split_sizes and input_split_sizes are given both or neither; "
-            f"they are {describe(output_split_sizes)} and {describe(input_split_sizes)}"
+            f"they are {describe(output)} and {describe(input)}"
         )
-    if output_split_sizes is None or input_split_sizes is None:
+    if output is None or input is None:
         if not x.dim() or x.shape[0] % n:
             raise ValueError(
                 f"the first dimension of x is a multiple of {n} ranks if no splits are given, and x is {describe(x)}; "
                 "give output_split_sizes and input_split_sizes"
             )
         return [x.shape[0] // n] * n, [x.shape[0] // n] * n
-    sends = sizes("input_split_sizes", input_split_sizes, n)
-    receives = sizes("output_split_sizes", output_split_sizes, n)
+    sends, receives = sizes("input_split_sizes", input, n), sizes("output_split_sizes", output, n)
     if not x.dim() or sum(sends) != x.shape[0]:
         raise ValueError(f"input_split_sizes add up to the rows of x; they are {sends}, and x is {describe(x)}")
     if sends[comm.rank] != receives[comm.rank]:
@@ -274,9 +268,7 @@ def _collective(
 
 
 @_collective.register_fake
-def _(
-    x: Tensor, operation: str, size: int, output: Sequence[int], input: Sequence[int], name: str, forward: bool
-) -> Tensor:
+def _(x: Tensor, operation: str, size: int, output: Sequence[int], *_: Any) -> Tensor:
     if operation in ("all_reduce", "identity"):
         return x.new_empty(x.shape)
     rows = {"all_gather": size * x.shape[0], "reduce_scatter": x.shape[0] // size}

@@ -151,13 +151,10 @@ HEARS, SENDS, ASKS, WRONG = 1, 2, 4, 8  # flags that a rank sets for another ran
 def agreed_targets(
     comm: Comm, device: torch.device, sources: Iterable[int], targets: Iterable[int] | None, check: bool
 ) -> list[int]:
-    """Return the ranks that this rank sends to, in rising order; with `check`, after all ranks were found to agree.
+    """Return the ranks that this rank sends to, in rising order. Raise a ValueError if ranks disagree or cannot be.
 
     With `check` this is collective: every rank sends its sources and targets in `size` bytes, and waits for the device
-    once. Then `targets` may be None, which means all ranks that receive from this rank.
-
-    Raises:
-        ValueError: names two ranks that disagree, or a rank whose peers are impossible; with `check`, on all ranks.
+    once; an error is raised on all ranks. Then `targets` may be None, for all ranks that receive from this rank.
     """
     sources, wanted = list(sources), None if targets is None else list(targets)
     wrong = ""
