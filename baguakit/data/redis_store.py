@@ -9,22 +9,17 @@ from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from itertools import islice
 from operator import methodcaller
-from types import NoneType
 from typing import Any, TypeVar
 
-from ..arguments import integer, real, text, truth
+from ..arguments import integer, real, text
 from .stores import DATASET, Store, StoreError, StoreStats, package
 
 T = TypeVar("T")
 
 GLOB, LITERAL = r"([*?\[\]^\\])", r"\\\1"  # the special characters of Redis patterns, and their escape
-TLS_NAMES = {"ca_file": "ssl_ca_certs", "cert_file": "ssl_certfile", "key_file": "ssl_keyfile"}
-KINDS = "host:port, redis://…, rediss://… (TLS) or unix://…"
-# Special characters of user and password are percent-encoded as in URLs (# as %23).
-ADDRESS = re.compile(
-    r"(?P<scheme>[a-z]+)://((?:[^@/?#%\[\]\s]|%[0-9A-Fa-f]{2})*@)?"
-    r"(?P<host>[^@/?#:%\[\]\s]+|\[[0-9A-Fa-f:.]+\])?(:(?P<port>[0-9]+))?(?P<path>/[^?#@\s]*)?(\?[^#@\s]*)?"
-)
+USER = r"(?:(?:[^@/?#%\[\]\s]|%[0-9A-Fa-f]{2})*@)?"  # special characters are percent-encoded as in URLs (# as %23)
+SERVER = r"(?:[^@/?#:%\[\]\s]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?(?:/[^?#@\s]*)?"
+ADDRESS = re.compile(rf"(?:rediss?://{USER}(?P<server>{SERVER})|unix://{USER}(?P<path>/[^?#@\s]+))(?:\?[^#@\s]*)?")
 LONGEST = 1e8  # seconds, about three years: longer times may overflow clocks
 
 
@@ -37,10 +32,10 @@ class RedisStore(Store):
     evicts the samples that are needed next. While a server is down, its samples are computed.
 
     Args:
-        hosts: "host:port", "redis://…", "rediss://…" (TLS) or "unix://…", or a list of these; equal on all nodes.
-        username, password, db: as in Redis; the password is never printed. In an address, special characters of a
-            password are percent-encoded (# as %23).
-        tls, ca_file, cert_file, key_file: use TLS; the authority to trust; the client's certificate and its key.
+        hosts: "host:port", "redis://…", "rediss://…" (TLS) or "unix://…", or a list of these; equal on all nodes. An
+            address may have user, password and database, "rediss://user:password@host:6379/0", and options of the
+            `redis` package, "?ssl_ca_certs=/ca.pem". Special characters of a password are percent-encoded (# as %23).
+            It is never printed.
         timeout, retry_seconds: the seconds to wait for a server, and from its failure to the next request to it.
         expire_seconds: the seconds after which a server deletes a sample; None for never.
         claim_seconds: the most seconds that other processes wait while one process computes a sample.
@@ -55,38 +50,19 @@ class RedisStore(Store):
         self,
         hosts: str | Sequence[str] = "127.0.0.1:6379",
         *,
-        username: str | None = None,
-        password: str | None = None,
-        db: int = 0,
-        tls: bool = False,
-        ca_file: str | None = None,
-        cert_file: str | None = None,
-        key_file: str | None = None,
         timeout: float = 5.0,
         retry_seconds: float = 30.0,
         expire_seconds: int | None = None,
         claim_seconds: float = 60.0,
         prefix: str = "baguakit",
     ) -> None:
-        files = {"ca_file": ca_file, "cert_file": cert_file, "key_file": key_file}
-        self._tls_options = {TLS_NAMES[name]: text(name, value) for name, value in files.items() if value is not None}
-        tls = truth("tls", tls) or ca_file is not None or cert_file is not None
-        many = isinstance(hosts, Sequence) and not isinstance(hosts, (str, bytes))
-        if not many and not isinstance(hosts, str):
+        given = [hosts] if isinstance(hosts, str) else hosts
+        if isinstance(given, bytes) or not isinstance(given, Sequence) or not all(isinstance(x, str) for x in given):
             raise TypeError(f"hosts is a Redis address or a list of them, not of type {type(hosts).__name__}")
-        named = [(f"hosts[{i}]", host) for i, host in enumerate(hosts)] if many else [("hosts", hosts)]
-        addresses = [address(name, host, tls) for name, host in named]
+        addresses = list(map(address, given))
         self._urls, self.hosts = [url for url, _ in addresses], [shown for _, shown in addresses]
         if not self.hosts or len(set(self.hosts)) < len(self.hosts):
             raise ValueError(f"hosts is {self.hosts}; pass at least one Redis server, and none twice")
-        user = None if username is None else text("username", username)
-        # No message shows the password.
-        if not isinstance(password, (str, NoneType)):
-            raise TypeError(f"password is a string or None, not of type {type(password).__name__}")
-        if any("\ud800" <= letter <= "\udfff" for letter in password or ""):
-            raise ValueError("password has characters that UTF-8 cannot write")
-        options = {"username": user, "password": password, "db": integer("db", db, 0, (1 << 31) - 1)}
-        self._options = {name: value for name, value in options.items() if value is not None}
         self.timeout = real("timeout", timeout, above=0, most=LONGEST)
         self.retry_seconds = real("retry_seconds", retry_seconds, least=0, most=LONGEST)
         most = int(LONGEST)
@@ -100,11 +76,10 @@ class RedisStore(Store):
         self._away = [(0.0, "")] * len(self._urls)  # by server: the time of the next request, and the last error
         self._clients = []
         retry = redis.retry.Retry(redis.backoff.NoBackoff(), 1)  # the server may have closed an idle connection
-        options = {"socket_timeout": self.timeout, "socket_connect_timeout": self.timeout, **self._options}
+        options = {"socket_timeout": self.timeout, "socket_connect_timeout": self.timeout}
         for url, shown in zip(self._urls, self.hosts, strict=True):
-            tls = self._tls_options if url.startswith("rediss:") else {}
             try:
-                client = redis.Redis.from_url(url, retry=retry, **options, **tls)
+                client = redis.Redis.from_url(url, retry=retry, **options)
                 pool = client.connection_pool
                 pool.connection_class(**pool.connection_kwargs)  # checks its options, and does not connect
             except (TypeError, ValueError) as error:
@@ -202,26 +177,13 @@ class RedisStore(Store):
             client.close()
 
 
-def address(name: str, given: Any, tls: bool) -> tuple[str, str]:
-    """Return the URL of a server for the redis package, and the server's address without user and password.
-
-    Error messages do not show the password.
-    """
-    if not isinstance(given, str):
-        raise TypeError(f"{name} is a Redis address, {KINDS}, not of type {type(given).__name__}")
-    url = given if "://" in given else f"{'rediss' if tls else 'redis'}://{given}"
+def address(given: str) -> tuple[str, str]:
+    """Return the URL of a server for the redis package, and the server's address without user and password."""
+    url = given if "://" in given else f"redis://{given}"
     found = ADDRESS.fullmatch(url)
-    if found is None or not (found["path"] if found["scheme"] == "unix" else found["host"]):
+    if found is None or not 0 < int(found["port"] or 1) < 1 << 16:
         raise ValueError(
-            f"{name} is not a Redis address (not shown, since it may hold a password); pass {KINDS}, and the password"
-            " as password=, or in the address with its special characters percent-encoded (# as %23)"
+            "hosts has an address that is not of Redis (not shown, since it may hold a password); pass host:port,"
+            " redis://…, rediss://… (TLS) or unix://…, with special characters of a password percent-encoded (# as %23)"
         )
-    port = "" if found["port"] is None else f":{found['port']}"
-    shown = f"{found['host'] or ''}{port}{found['path'] or ''}"
-    if found["scheme"] not in ("redis", "rediss", "unix"):
-        raise ValueError(f"{shown} is not a Redis address; pass {KINDS}")
-    if tls and found["scheme"] == "redis":
-        raise ValueError(f"{shown} is an address without TLS, but TLS is required; write rediss://")
-    if found["port"] is not None:
-        integer(f"the port of {shown}", int(found["port"]), 1, 65535)
-    return url, shown
+    return url, found["server"] or found["path"]

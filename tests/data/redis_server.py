@@ -4,6 +4,7 @@ import shutil
 import socket
 import subprocess
 import time
+from urllib.parse import quote
 
 import pytest
 
@@ -29,6 +30,10 @@ class Server:
     @property
     def address(self):
         return f"127.0.0.1:{self.port}"
+
+    @property
+    def url(self):
+        return f"redis{'s' * bool(self.ca_file)}://:{quote(self.password, safe='')}@{self.address}"
 
     def start(self):
         self.process = subprocess.Popen(self.command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

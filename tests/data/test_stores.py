@@ -30,7 +30,7 @@ def store(request, tmp_path):
             yield store
     else:
         servers = request.getfixturevalue("servers")[: 1 + ("two" in request.param)]
-        with RedisStore([s.address for s in servers], password=servers[0].password) as store:
+        with RedisStore([s.url for s in servers]) as store:
             store.clear()
             yield store
 
