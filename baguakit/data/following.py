@@ -6,7 +6,7 @@ import logging
 import secrets
 import zlib
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import astuple, replace
 from itertools import islice
 from typing import Any, Generic, TypeVar
@@ -14,11 +14,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 
 from ..arguments import instance, integer, real, truth
-from ..comm import Comm
+from .complexity import Complexity, complexities, membership
 from .plan import Batches, Costs, Indices, Position, Record, Seat, Shares, Stretch, Told, assign, regrouped
 
 T = TypeVar("T")
-Place = tuple[int, int, Comm | None, bool]  # rank, number of ranks, their comm, whether their processes are known
 PLACE = ("epoch", "done", "ranks", "step")  # the position in a state; the other entries determine the order
 PLANNED = 4  # the number of stretches whose queues are cached
 log = logging.getLogger("baguakit")
@@ -27,13 +26,13 @@ log = logging.getLogger("baguakit")
 class Followed(Generic[T]):
     """The base class of samplers. An item is a sample or a batch. The module `plan` explains stretches and queues."""
 
-    def _begin(self, place: Place, measure: Callable[[Comm | None, bool], Costs], *settings: bool | float) -> None:
-        (rank, size, comm, known), (shuffle, seed, drop_last, level) = place, settings
+    def _begin(self, dataset: Sized, complexity: Complexity, place: tuple[Any, Any, Any], *settings: Any) -> None:
+        (rank, size, comm, known), (shuffle, seed, drop_last, level) = membership(*place), settings
         self.shuffle, self.seed = truth("shuffle", shuffle), integer("seed", seed, 0)
         self.drop_last, self.random_level = truth("drop_last", drop_last), real("random_level", level, 0, 1)
         if self.random_level and not self.shuffle:
             raise ValueError(f"random_level={self.random_level} needs shuffle=True; set random_level=0 without it")
-        self._comm, self.costs, self.epoch = comm, measure(comm, known), 0
+        self._comm, self.costs, self.epoch = comm, complexities(dataset, complexity, comm, known), 0
         self._record: Record | None = None  # None if the sampler does not follow a group, or its rank has just joined
         self._attachment: Any = None
         self._places: dict[int, Position] = {}  # by epoch: where its pass begins, if a change has divided the pass

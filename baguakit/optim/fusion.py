@@ -15,9 +15,7 @@ from torch import Tensor, optim
 from torch.optim import Optimizer
 
 from ..arguments import Declared, checked
-from ..tensors import is_dense
-from .flat import PLAIN, Flat, OptimizerState, divide
-from .steps import adam_step_, adamw_step_, sgd_step_
+from .flat import Flat, OptimizerState, divide
 
 Groups = list[dict[str, Any]]
 ELEMENTWISE = {
@@ -38,8 +36,7 @@ def fuse(optimizer: Optimizer, elementwise: bool = False) -> Optimizer:
 
     In float32, a fused step gives the same bits as an unfused step if torch's loop or `foreach` code runs. With torch's
     fused kernels on CPU, or 16-bit weights, vector and scalar code round differently: from equal state, a fused step
-    differs by at most one rounding of the dtype, or three for SGD with momentum and decay. On CUDA, a step of
-    torch's SGD, Adam or AdamW takes one launch (see the end of `fusion.py`); the result differs by roundings of fp32.
+    differs by at most one rounding of the dtype, or three for SGD with momentum and decay.
 
     Args:
         optimizer: SGD, Adam, AdamW, NAdam, RAdam, Adamax, RMSprop, Rprop, Adadelta, Adagrad or ASGD of torch.
@@ -156,7 +153,6 @@ class Fusion:
         self._groups: Groups = []
         self._state: OptimizerState = {}
         self._gathered = False  # whether the view has the parameters
-        self._asked = False  # whether the step has a closure that it has not called yet
         # The view's class is derived from the user's class. The view and the user's optimizer share all attributes,
         # except the two properties here. The first read of a property fills the view.
         kind: Any = type(optimizer)
@@ -182,7 +178,7 @@ class Fusion:
             return None
         if self._gathered:  # an earlier step has failed, and the user's state is authoritative
             self.use([])
-        self._gathered = self._asked = False
+        self._gathered = False
         self._groups = [{"params": []} for _ in optimizer.param_groups]
         self._view.__dict__ = optimizer.__dict__
         return (self._view, *map(self._followed, args[1:])), {key: self._followed(x) for key, x in kwargs.items()}
@@ -196,13 +192,11 @@ class Fusion:
         """Return `argument`; wrap a closure, so that it sees the user's weights and may change gradients."""
         if not callable(argument):
             return argument
-        self._asked = True
 
         def closure(*args: Any, **kwargs: Any) -> Any:
             if self._gathered:
                 self._scatter()
             result = argument(*args, **kwargs)
-            self._asked = False
             self._shown()
             return result
 
@@ -210,7 +204,7 @@ class Fusion:
 
     @torch.no_grad()
     def _shown(self) -> "Fusion":
-        """If the view is empty, fill it, and call `step_in_launches` unless a closure comes first. Return self."""
+        """Fill the view if it is empty. Return self."""
         if self._gathered:
             return self
         groups, state, before = self.optimizer.param_groups, self.optimizer.state, self.layouts
@@ -224,8 +218,6 @@ class Fusion:
                 flat.load()
                 if flat.known is not None:
                     self._state[flat.param] = dict(flat.known)
-        if not self._asked:
-            step_in_launches(type(self.optimizer), self._groups, self._state)
         self._gathered = True
         return self
 
@@ -267,73 +259,3 @@ class Fusion:
         for flat in [flat for layout in self.layouts if layout not in layouts for flat in layout.flats]:
             flat.release(self.optimizer.state)
         self.layouts = layouts
-
-
-# On CUDA, with torch's own SGD, Adam and AdamW, one launch steps all tensors of a group that have taken the same number
-# of steps, including large tensors, which are in no flat tensor. The optimizer's own code takes all other steps: of
-# other classes (also subclasses), of tensors that are not plain fp32, and of groups that set an option of NOT_COVERED.
-# The state has the same keys and tensors as torch's.
-
-NOT_COVERED = ("amsgrad", "capturable", "fused", "differentiable", "maximize")
-OURS = ("momentum_buffer",), ("exp_avg", "exp_avg_sq", "step")  # the states of SGD, and of Adam
-OPTIONS = ("lr", "momentum", "dampening", "nesterov", "weight_decay"), ("lr", "betas", "eps", "weight_decay")
-
-
-def step_in_launches(kind: type[Optimizer], groups: Groups, state: OptimizerState) -> None:
-    """Step parameters by launches, as an optimizer of class `kind` would, and remove these parameters from `groups`."""
-    for group in groups if kind in (optim.SGD, optim.Adam, optim.AdamW) else ():
-        # Options must be plain numbers, except the learning rate, which may be a tensor on a device.
-        numbers = [*group.get("betas", ()), group.get("momentum", 0), group.get("dampening", 0), group["weight_decay"]]
-        if any(group.get(option) for option in NOT_COVERED) or any(isinstance(x, Tensor) for x in numbers):
-            continue
-        adam, apart = "betas" in group, []
-        together: dict[tuple[torch.device, int], list[Tensor]] = defaultdict(list)
-        for p in group["params"]:
-            if _is_ours(p, state.get(p, {}), adam):
-                together[p.device, _taken(p, state, group)].append(p)
-            else:
-                apart.append(p)
-        options = {name: group[name] for name in OPTIONS[adam]}
-        step: Any = sgd_step_
-        if adam:
-            step = adamw_step_ if group.get("decoupled_weight_decay") else adam_step_
-        for (_, taken), params in together.items():
-            names = OURS[adam][:2] if adam or group["momentum"] else ()
-            kept: list[Any] = [[state[p][name] for p in params] for name in names] or [None]
-            step(params, [p.grad for p in params], *kept, taken, **options)
-            for p in params if adam else ():
-                state[p]["step"] += 1
-        group["params"][:] = apart
-
-
-def is_launched(p: Tensor) -> bool:
-    """Return whether kernels can step a parameter on its device."""
-    return p.is_cuda
-
-
-def _is_ours(p: Tensor, known: dict[str, Any], adam: bool) -> bool:
-    if p.grad is None or not is_launched(p) or not p.numel():
-        return False
-    tensors = [p, p.grad, *(x for key, x in known.items() if key != "step" and x is not None)]
-    return known.keys() <= set(OURS[adam]) and all(
-        type(x) in PLAIN
-        and x.dtype == torch.float32
-        and x.layout is torch.strided
-        and (x.shape, x.stride(), x.device) == (p.shape, p.stride(), p.device)
-        and is_dense(x)
-        for x in tensors
-    )
-
-
-def _taken(p: Tensor, state: OptimizerState, group: dict[str, Any]) -> int:
-    """Return the number of steps that a parameter has taken (for SGD, at most 1). Create missing state."""
-    if "betas" in group:
-        if not (known := state[p]):
-            dtype = torch.float64 if torch.get_default_dtype() == torch.float64 else torch.float32
-            known["step"] = torch.tensor(0.0, dtype=dtype, device="cpu")
-            known["exp_avg"], known["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
-        return int(known["step"])
-    if not group["momentum"] or state[p].get("momentum_buffer") is not None:
-        return 1
-    state[p]["momentum_buffer"] = torch.zeros_like(p)
-    return 0
