@@ -33,6 +33,8 @@ SIZES = tuple(1 << power for power in range(10, 27, 2))  # bytes: 1 KiB to 64 Mi
 LEAST = 3  # sizes that are measured however long they take; 2 with several flows
 SMALL = 1 << 17  # bytes; such messages are noisy and cheap
 OVERDRAWN = 4  # shares of time that a series may take until large messages take longer than small ones
+FAR, PINGS = 3e-3, 5  # seconds: over links with delay, small messages take longer; the number of them that tell it
+OPEN, DELAYS, LONG = 1 << 16, 24, 2.5  # over such links, the first large message; the last takes 24 α, or 2.5 s
 TIMEOUT = timedelta(seconds=60)  # of a message of a probe
 VALUES, ROWS = 1 << 22, 4  # of a speed: 16 MiB of fp32, more than the cache of a core
 LEAST_TIMES, WINDOW = 3, 0.1  # repetitions of a work, and seconds of them
@@ -72,6 +74,20 @@ def fit(times: Mapping[int, Sequence[float]]) -> Line:
     return Line(max(0.0, float(alpha)), float(beta))
 
 
+def over_delay(times: dict[int, list[float]], measure: Callable[[int, int], None]) -> Line:
+    """Return the line of a link with delay. `measure(b, repeats)` puts times of b bytes into `times`, as of the least.
+
+    TCP opens its window by the round trip, so that over 50 ms and 100 Mb/s, 1 MiB takes twice the time of its bytes.
+    Therefore messages double until one takes 24 α, and do not pause: this one tells β, and the least one α.
+    """
+    alpha, b = min(min(each) for each in times.values()), OPEN
+    measure(b, 2)
+    while b < SIZES[-1] and min(times[b]) < min(LONG, DELAYS * alpha):
+        b *= 2
+        measure(b, 2)
+    return Line(alpha, max(0.0, min(times[b]) - alpha) / b)
+
+
 @checked
 def probe(
     comm: Comm | None = None,
@@ -87,7 +103,9 @@ def probe(
 
     On each link all ranks send a message to the next rank, then reduce a tensor, and then send to all other ranks.
     Sending to all is slower if ranks share a network card, or GPUs share a PCIe switch. Messages have 1 KiB, 4 KiB and
-    so on, until the time is used up. Nobody else should use the network meanwhile.
+    so on, until the time is used up. Where 1 KiB takes more than 3 ms, as between cities, they go on until they show
+    the rate, for a minute or less per number of flows. α is a round trip there: gloo asks the receiver first. Nobody
+    else should use the network meanwhile.
 
     Args:
         comm: the ranks, and with a mesh their nodes; None means all ranks.
@@ -227,20 +245,27 @@ def link_of(part: str, flows: int, there: Comm, comm: Comm, device: torch.device
 
         times: dict[int, list[float]] = {}
         cpu: dict[float, float] = {}  # the processor's time for a message, by the bytes that it sent
+
+        def measure(b: int, repeats: int) -> None:
+            """Exchange b bytes `repeats` times; keep the times of the slowest rank."""
+            sent = send(b)
+            gathered = comm.gather_objects([once(b) for _ in range(repeats)])
+            times[b] = [max(each[i][0] for each in gathered) for i in range(repeats)]
+            cpu[sent] = max(median(busy for _, busy in each) for each in gathered)
+
         spent, seen = 0.0, False
-        for before, b in zip([0, *sizes], sizes, strict=False):
+        measure(sizes[0], PINGS)
+        far = min(times[sizes[0]]) > FAR
+        for before, b in zip([0, *sizes], () if far else sizes, strict=False):
             # Until large messages take longer than small ones, a series may take `OVERDRAWN` times its share.
             allowed = share if seen else OVERDRAWN * share
             repeats = 20 if b < SMALL else 5 if b < 1 << 20 else 3
             if len(times) >= least and spent + (1 + repeats) * b / before * median(times[before]) > allowed:
                 break
-            sent = send(b)
-            gathered = comm.gather_objects([once(b) for _ in range(repeats)])
-            times[b] = [max(each[i][0] for each in gathered) for i in range(repeats)]
-            cpu[sent] = max(median(busy for _, busy in each) for each in gathered)
+            measure(b, repeats)
             spent += sum(times[b]) if b > SMALL else 0.0  # else a busy machine would spend all of it on noise
             seen = median(times[b]) > 2 * median(times[sizes[0]])
-        line, largest = fit(times), max(times)
+        line, largest = over_delay(times, measure) if far else fit(times), max(times)
         # If noise hides the slope, take the bandwidth of the largest message.
         beta = line.beta or median(times[largest]) / largest
         busy = (cpu[max(cpu)] - cpu[min(cpu)]) / (max(cpu) - min(cpu))
