@@ -1,7 +1,7 @@
-"""Figures of the measurements: throughput by bandwidth, scaling by hosts, loss against time, stragglers, exchanges.
+"""Figures of the measurements: throughput by bandwidth, scaling by hosts, stragglers, exchanges.
 
 Contenders are drawn by families, so that no panel has more than six curves. The name of a curve stands beside its end,
-in its colour; the colours are those of Okabe and Ito, which colour-blind readers can tell apart.
+in its colour, which an algorithm has in all pictures.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from .contenders import ALONE, FOUR_BITS
 from .exchanges import EXCHANGES
 from .panels import COLOURS, DDP, GREY, MOST, WIDTH, Curves, Panel, multiples, tidy
 from .reports import line_of, names_with, throughput
-from .steps import HOSTS, RATES, SCALED_RATE, SLOWNESS, STEPS
+from .steps import HOSTS, RATES, SCALED_RATE, SLOWNESS
 from .table import Table
 from .tasks import TASKS, task
 
@@ -48,7 +48,6 @@ def draw(trained: Table, exchanged: Table, collected: Table, folder: Path) -> li
     made: list[tuple[str, Callable[[Figure], bool]]] = [
         ("network-throughput", lambda figure: by_bandwidth(figure, cells)),
         ("network-scaling", lambda figure: by_hosts(figure, cells)),
-        ("network-loss", lambda figure: by_time(figure, cells)),
         ("network-straggler", lambda figure: with_straggler(figure, cells)),
         ("network-exchanges", lambda figure: of_exchanges(figure, exchanged, EXCHANGES)),
         ("network-collectives", lambda figure: of_exchanges(figure, collected, COLLECTIVES)),
@@ -121,25 +120,9 @@ def by_hosts(figure: Figure, cells: Cells) -> bool:
         found = {name: curves[name] for name in names if len(curves.get(name, ())) > 1}
         if set(found) - {DDP}:
             panels.append(Panel(family, f"hosts, each on {NICE[SCALED_RATE]}", words, found, words, ticks))
-    figure.suptitle(headline("wide"))
-    return bool(multiples(figure, panels))
-
-
-def by_time(figure: Figure, cells: Cells) -> bool:
-    """Draw the training loss, smoothed over eight steps, at the two slower rates."""
-    panels = []
-    for (family, names), rate in itertools.product(families(cells).items(), RATES[:2]):
-        asked = {"task": "wide", "rate": rate, "straggler": False, "hosts": HOSTS}
-        found = {cell["algorithm"]: r for cell, r in chosen(cells, **asked)}
-        curves = {
-            name: dict(zip(found[name]["seconds"], smooth(found[name]["losses"]), strict=True))
-            for name in names
-            if name in found and name != ALONE
-        }
-        if set(curves) - {DDP}:
-            title = f"{family}: {NICE[rate]}"
-            panels.append(Panel(title, "seconds", "training loss", curves, family))
-    figure.suptitle(f"{headline('wide')}\n{STEPS} steps; the loss is a mean over hosts and eight steps")
+    figure.suptitle(
+        f"{headline('wide')}\nAll hosts share two cores: more hosts compute slower, so exchanges weigh less"
+    )
     return bool(multiples(figure, panels))
 
 
@@ -147,11 +130,6 @@ def headline(name: str) -> str:
     """Say what a task is, as a title."""
     about = task(name).about
     return about[0].upper() + about[1:]
-
-
-def smooth(values: list[float], width: int = 8) -> list[float]:
-    """The mean of the latest `width`."""
-    return [sum(values[max(0, i + 1 - width) : i + 1]) / min(width, i + 1) for i in range(len(values))]
 
 
 def with_straggler(figure: Figure, cells: Cells) -> bool:

@@ -19,6 +19,8 @@ What the words of its tables mean, and how to measure again, is said in `bench/n
 Hosts are network namespaces of one machine, joined by links that token buckets slow down. All share its cores: a
 step that computes or compresses while others do takes longer than it would on a machine of its own. A ratio to the
 line (bytes / rate, headers not counted) reflects, on fast links, contention for these cores as much as bandwidth.
+For the same reason the throughput beside that without exchange rises with hosts: they compute slower, and exchanges
+do not. Steps here are few; losses against time are those of [the frontier](../frontier/README.md).
 
 What is trained:
 
@@ -26,8 +28,7 @@ What is trained:
 
 PICTURES = {
     "network-throughput": "Throughput by bandwidth",
-    "network-scaling": "Scaling by hosts",
-    "network-loss": "Training loss against time",
+    "network-scaling": "Scaling by hosts that share two cores",
     "network-straggler": "Speed kept beside a straggler",
     "network-exchanges": "Exchanges beside their ideal lines",
     "network-collectives": "Compressed collectives beside their ideal lines",

@@ -1,5 +1,6 @@
 """Panels of a few curves each, whose names stand beside their ends."""
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -9,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from .contenders import ALONE
+from baguakit.pictures import OTHERS, style_of
 
 DDP = "DDP"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
@@ -49,13 +50,14 @@ class Panel:
 
 
 def styles(names: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """Return the line style of each curve; that of DDP, and of no communication, is the same in all panels."""
-    fixed = {ALONE: {"color": GREY, "linestyle": ":", "marker": "x"}, DDP: {"color": "black", "marker": "s"}}
-    free = zip(COLOURS, "oD^vP*", strict=True)
+    """Return the line style of each curve: algorithms have their colours, and other names those that are free."""
+    free, markers = iter(COLOURS), itertools.cycle("soD^vP*")
+    shown = {"markersize": 3.5, "linewidth": 1.4}
     found = {}
     for name in names:
-        own = fixed.get(name) or dict(zip(("color", "marker"), next(free), strict=True))
-        found[name] = own | {"markersize": 3.5, "linewidth": 1.4}
+        own = style_of(name)
+        own = {"color": next(free)} if own["color"] in OTHERS else own
+        found[name] = own | {"marker": next(markers)} | shown
     return found
 
 

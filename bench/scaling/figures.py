@@ -6,6 +6,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 import baguakit as bk
+from baguakit.pictures import COLOURS, style_of
 from baguakit.topology import OnePeerExact, OnePeerExponential
 from baguakit.tune import Line, Network
 
@@ -14,19 +15,19 @@ from .published import BAGUA, BLUEFOG, KERNELS, THEIRS, Published
 
 a = bk.algorithms
 OURS: dict[str, Algorithm] = {
-    "all-reduce": a.gradient_allreduce(),
+    "gradient_allreduce": a.gradient_allreduce(),
     "bytegrad": a.bytegrad(),
     "decentralized, one peer": a.decentralized(OnePeerExponential()),
-    "low-precision decentralized, ring": a.low_precision_decentralized(),
-    "low-precision, one peer (choco)": a.choco(OnePeerExact(), gamma=1.0),
-    "local SGD, every 8": a.local_sgd(8),
-    "free running": a.async_model_average(),
+    "low_precision_decentralized, ring": a.low_precision_decentralized(),
+    "choco, one peer": a.choco(OnePeerExact(), gamma=1.0),
+    "local_sgd, every 8": a.local_sgd(8),
+    "async_model_average": a.async_model_average(),
 }
 ALPHA = 50e-6
 RESNET50 = Training(25_557_032, 64, 64 / 350)
 NODES = tuple(2**i for i in range(1, 11))
-COLOURS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#999999", "#56B4E9", "#E69F00")
 MARKERS = "osD^v*PX"
+COLOUR_OF = {"Horovod": "DDP", "H_N_AR": "push_sum", "N_AR": "decentralized"}  # BlueFog's names
 
 
 def draw_bagua(figure: Figure) -> None:
@@ -46,7 +47,8 @@ def draw_bluefog(figure: Figure) -> None:
     """Throughput to a linear one by the number of GPUs."""
     panels = figure.subplots(1, len(BLUEFOG), sharey=True)
     for axes, (batch, bars) in zip(panels, BLUEFOG.items(), strict=True):
-        for name, colour, marker, aside in zip(THEIRS, COLOURS, MARKERS, (0.92, 1.0, 1.08), strict=False):
+        for name, marker, aside in zip(THEIRS, MARKERS, (0.92, 1.0, 1.08), strict=False):
+            colour = style_of(COLOUR_OF[name])["color"]
             mine = [bar for bar in bars if bar.name == name]
             linear = [bar.network.ranks * bar.training.batch / bar.training.seconds for bar in mine]
             at = [bar.network.ranks * aside for bar in mine]  # beside one another
@@ -74,10 +76,10 @@ def draw_outlook(figure: Figure, measured: Network | None = None) -> None:
     networks.append(measured or cluster(2, 1, Line(ALPHA, 8e-11), Line(0.0, 0.0), [codec(KERNELS)]))
     panels = figure.subplots(1, 3, sharey=True)
     for axes, network in zip(panels, networks, strict=True):
-        for (name, algorithm), colour, marker in zip(OURS.items(), COLOURS, MARKERS, strict=False):
-            over = bk.hierarchical(algorithm) if network.per_node > 1 and name != "free running" else algorithm
+        for (name, algorithm), marker in zip(OURS.items(), MARKERS, strict=False):
+            over = bk.hierarchical(algorithm) if network.per_node > 1 and name != "async_model_average" else algorithm
             shares = [share(over, with_nodes(network, m)) for m in NODES]
-            axes.plot(NODES, shares, color=colour, marker=marker, markersize=4, linewidth=1.2, label=name)
+            axes.plot(NODES, shares, marker=marker, markersize=4, linewidth=1.2, label=name, **style_of(name))
         rate = network.links[0].all_reduce.rate * 8e-9
         axes.set(
             title=f"{rate:.3g} Gb/s" + " (measured)" * (network is measured),
@@ -104,8 +106,8 @@ def share(algorithm: Algorithm, network: Network) -> float:
 def _bands(axes: Axes, bars: Sequence[Published], names: Sequence[str]) -> None:
     for y, bar in enumerate(bars):
         low, high = bar.band()
-        axes.barh(y, max(high - low, 100), left=low, height=0.5, color=COLOURS[1], alpha=0.5)
-        axes.plot(bar.value, y, marker="D", color=COLOURS[2], linestyle="")
+        axes.barh(y, max(high - low, 100), left=low, height=0.5, color=COLOURS[0], alpha=0.5)
+        axes.plot(bar.value, y, marker="D", color=COLOURS[1], linestyle="")
     axes.set_yticks(range(len(names)), names)
     axes.set_xlim(left=0)
     _tidy(axes)
