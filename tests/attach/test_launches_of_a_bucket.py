@@ -10,19 +10,23 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import baguakit as bk
+from baguakit.comm import FLAT
 from baguakit.flights.gradients import GradientRunner
 from baguakit.flights.life import Decisions
 from baguakit.keeping import Joint
 from baguakit.rules import rules_of
 from baguakit.runtime import Channel
-from baguakit.testing.blind import Blind, Two
+from baguakit.testing.blind import Blind, Nowhere, Two
 
 NO_KERNEL = {  # views, and memory without values
     "view", "detach", "as_strided", "slice", "select", "unbind", "split", "split_with_sizes", "alias", "empty",
     "empty_like", "new_empty", "_unsafe_view", "expand", "t", "transpose", "permute", "reshape", "unsqueeze", "squeeze",
     "promote_types",
 }  # fmt: skip
-COLLECTIVES = ["all_reduce", "reduce_scatter", "all_gather", "all_reduce_later", "all_gather_later", "all_to_all_later"]
+COLLECTIVES = [
+    *("allreduce", "_reduce_scatter_base", "reduce_scatter_single", "_allgather_base", "all_gather_single"),
+    *("allgather_into_tensor_coalesced", "alltoall_base", "all_to_all_single"),
+]
 TOGETHER = {  # where the flights of several buckets decide together: the decision, which comes once, included
     "bytegrad(error_feedback=True)": (6, 2),
     "power_sgd()": (16, 3),
@@ -57,26 +61,30 @@ class Kernels(TorchDispatchMode):
 SENT = Counter()  # by collective
 
 
+class Counting(Nowhere):
+    """A group that counts what it sends."""
+
+    def __getattr__(self, name):
+        if name in COLLECTIVES:
+            SENT[name] += 1
+        return super().__getattr__(name)
+
+
 class Counted(Two):
     """Two ranks, whose collectives are counted, within nodes and between them."""
 
-    def part(self, part):
-        return Counted(_rider=self._rider, _part=part)
+    ranks = 2
+
+    def __post_init__(self):
+        super().__post_init__()
+        group = Counting()
+        vars(self).update(group=group, _parts=(group, group), size=self.ranks if self._part == FLAT else 2)
 
 
 class Nodes(Counted):
     """Two nodes of two ranks."""
 
-    size = 4
-
-
-for _name in COLLECTIVES:
-
-    def _counted(self, *args, _name=_name):
-        SENT[_name] += 1
-        return getattr(Two, _name)(self, *args)
-
-    setattr(Counted, _name, _counted)
+    ranks = 4
 
 
 def of_third_step(algorithm, joint=None, shapes=((600, 700), (71000,)), apart=False):
