@@ -2,7 +2,6 @@
 
 import ast
 import importlib
-import operator
 import os
 import sys
 from typing import Any
@@ -12,8 +11,10 @@ import torch
 from .. import algorithms, compressors, rules, stages, topology
 from ..rules import Algorithm, rules_of, together
 
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
-OPERATORS[ast.Pow] = pow
+ALLOWED = (
+    *(ast.Expression, ast.Call, ast.keyword, ast.Name, ast.Attribute, ast.Load, ast.Constant, ast.Tuple),
+    *(ast.UnaryOp, ast.USub, ast.BinOp, ast.operator),
+)
 
 
 def named(place: str, what: str = "it") -> Any:
@@ -66,7 +67,7 @@ def algorithm(text: str) -> Algorithm:
         ValueError: `text` is not an algorithm.
     """
     try:
-        value = named(text, "an algorithm") if ":" in text else _value(ast.parse(text.strip(), mode="eval").body)
+        value = named(text, "an algorithm") if ":" in text else _value(text)
     except Exception as error:
         raise ValueError(str(error) if ":" in text else f"{text} is no algorithm: {error}") from error
     value = called(value, text) if callable(value) and not isinstance(value, stages.Stage) else value
@@ -76,33 +77,15 @@ def algorithm(text: str) -> Algorithm:
         raise ValueError(str(error)) from error
 
 
-def _value(node: ast.AST) -> Any:
-    """Return the value of a parsed expression."""
-    match node:
-        case ast.Constant():
-            return node.value
-        case ast.Name(id=name):
-            return _exported(name)
-        case ast.Attribute(value=owner, attr=name) if name[0] != "_":
-            return getattr(_value(owner), name)
-        case ast.Tuple(elts=parts):
-            return tuple(map(_value, parts))
-        case ast.UnaryOp(op=ast.USub(), operand=number):
-            return -_value(number)
-        case ast.BinOp(left=left, op=sign, right=right) if type(sign) in OPERATORS:
-            return OPERATORS[type(sign)](_value(left), _value(right))
-        case ast.Call(func=function, args=args, keywords=keywords):
-            return _value(function)(*map(_value, args), **{str(each.arg): _value(each.value) for each in keywords})
-    raise ValueError(f"{ast.unparse(node)!r} is neither a call, a number, a string nor a tuple")
-
-
-def _exported(name: str) -> Any:
-    """Return what the package exports under a name, a stage of its algorithms, `torch`, or the package as `bk`."""
+def _value(text: str) -> Any:
+    """Return the value of an expression of the package's exported names, `torch`, and the package as `bk`."""
+    tree = ast.parse(text.strip(), mode="eval")
+    for node in ast.walk(tree):
+        if not isinstance(node, ALLOWED) or getattr(node, "attr", getattr(node, "id", "")).startswith("_"):
+            raise ValueError(f"{ast.unparse(node)!r} is neither a call, a number, a string nor a tuple")
     inside = [module for path, module in sys.modules.items() if path.startswith(f"{algorithms.__name__}.")]
     known = {each: value for module in (rules, *inside) for each, value in vars(module).items()}
     for room in (algorithms, stages, compressors, topology):
         known |= {each: getattr(room, each) for each in room.__all__}
     known |= {"torch": torch, "bk": sys.modules[__name__.partition(".")[0]]}
-    if name not in known or name[0] == "_":
-        raise ValueError(f"name {name!r} is not defined")
-    return known[name]
+    return eval(compile(tree, text, "eval"), known | {"__builtins__": {}})
