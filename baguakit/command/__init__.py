@@ -23,9 +23,8 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
-from ..net import __main__ as net
 from ..ranks import RankError
-from . import compare, demo, doctor, tuning
+from . import compare, demo, doctor, net, tuning
 from .ranks import leads
 from .screen import Refusal
 

@@ -4,12 +4,12 @@ Clouds limit the bandwidth of one TCP flow, and one core cannot saturate a fast 
 use the plugin, which sends less over slow flows (the comment at the top of `baguanet.c` explains the plugin and its
 settings; there, flows are called streams):
 
-    python -m baguakit.net build                     # with this machine's C compiler; prints the variables to export
+    baguakit net build                     # with this machine's C compiler; prints the variables to export
 
 or measure the link between two machines, to find the number of flows for NCCL's own sockets:
 
-    python -m baguakit.net measure --server --bind ADDRESS     # on one machine, with its address on that link
-    python -m baguakit.net measure --client ADDRESS            # on another; prints the variables to export
+    baguakit net measure --server --bind ADDRESS     # on one machine, with its address on that link
+    baguakit net measure --client ADDRESS            # on another; prints the variables to export
 
 While the server runs, anyone who reaches its address can send data to it. The server counts and discards the data. Stop
 the server after the measurement.

@@ -60,7 +60,7 @@ def measure(
         raise ValueError(f"host is a name or an address, not {host!r}") from None
     except OSError as error:
         raise ConnectionError(
-            f"cannot measure the link to {host} port {port} ({error}); run `python -m baguakit.net measure --server "
+            f"cannot measure the link to {host} port {port} ({error}); run `baguakit net measure --server "
             "--bind ADDRESS` there, with an address that this machine reaches, and open the port in the firewall"
         ) from error
 
@@ -205,7 +205,7 @@ def nccl_socket_settings(link: str | Mapping[Layout, float]) -> SocketSettings:
 
     Args:
         link: the bytes per second by (threads, sockets of each thread), as `measure` returns them; or a host that runs
-            `python -m baguakit.net measure --server --bind ADDRESS`, whose link is then measured for about 30 seconds.
+            `baguakit net measure --server --bind ADDRESS`, whose link is then measured for about 30 seconds.
 
     Raises:
         ValueError: there is no measurement, or NCCL does not support a layout.

@@ -12,9 +12,10 @@ from contextlib import ExitStack
 
 import pytest
 
+from baguakit.command import main
+from baguakit.command.net import fill
 from baguakit.compare.pacing import cap
 from baguakit.net import SocketSettings, build, link, measure, nccl_socket_settings, serve
-from baguakit.net.__main__ import fill, main
 
 
 def given(one_flow, most, one_thread=float("inf")):
@@ -140,9 +141,7 @@ def test_by_default_only_this_machine_is_let_in(capsys):
 def test_errors_of_measuring_are_sentences(server):
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-    with pytest.raises(
-        ConnectionError, match=f"the link to 127.0.0.1 port {port} .*run `python -m baguakit.net measure"
-    ):
+    with pytest.raises(ConnectionError, match=f"the link to 127.0.0.1 port {port} .*run `baguakit net measure"):
         measure("127.0.0.1", port)
 
 
@@ -183,15 +182,15 @@ def test_odd_arguments_are_refused_in_one_sentence(server):
 
 
 def test_the_command_line_measures(server, monkeypatch, capsys):
-    monkeypatch.setattr("baguakit.net.__main__.measure", lambda *_, **__: {(2, 4): 8e9, (1, 1): 1e9})
-    assert main(["measure", "--client", "127.0.0.1", "--port", str(server)]) == 0
+    monkeypatch.setattr("baguakit.command.net.measure", lambda *_, **__: {(2, 4): 8e9, (1, 1): 1e9})
+    assert main(["net", "measure", "--client", "127.0.0.1", "--port", str(server)]) == 0
     printed = capsys.readouterr()
     assert printed.out == "export NCCL_SOCKET_NTHREADS=2\nexport NCCL_NSOCKS_PERTHREAD=4\n"
     assert "8000.0" in printed.err
 
 
 def test_the_command_line_builds(library, capsys, tmp_path):
-    assert main(["build", "--out", str(tmp_path / "new")]) == 0
+    assert main(["net", "build", "--out", str(tmp_path / "new")]) == 0
     path = tmp_path / "new" / "libnccl-net-baguanet.so"
     kept = "export NCCL_NET_PLUGIN_REF_COUNT=1\n"  # in a second group, too
     assert capsys.readouterr().out == f"export NCCL_NET_PLUGIN={path}\n{kept}"
@@ -234,5 +233,5 @@ def test_errors_of_building_are_sentences(library, tmp_path, monkeypatch, capsys
         build(tmp_path, flags=["-fno-such-flag"])
     assert list(tmp_path.iterdir()) == []
     monkeypatch.setattr("platform.system", lambda: "Darwin")
-    assert main(["build"]) == 1
-    assert capsys.readouterr().err == "the NCCL plugin is for Linux, and this is Darwin\n"
+    assert main(["net", "build"]) == 1
+    assert capsys.readouterr().err == "baguakit: the NCCL plugin is for Linux, and this is Darwin\n"

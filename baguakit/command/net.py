@@ -1,33 +1,23 @@
-"""Implement the commands `python -m baguakit.net build` and `python -m baguakit.net measure`."""
+"""The subcommands `net build` and `net measure`: the NCCL plugin, and the link between two machines."""
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable
 
-from .link import PORT, measure, nccl_socket_settings, serve
-from .plugin import build
+from ..net.link import PORT, measure, nccl_socket_settings, serve
+from ..net.plugin import build
+from .screen import Refusal
 
 HERE = "127.0.0.1"
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line, and return the exit status."""
-    parser = argparse.ArgumentParser("python -m baguakit.net", description="TCP for NCCL")
-    fill(parser)
-    options = parser.parse_args(arguments)
-    try:
-        return int(options.run(options))
-    except KeyboardInterrupt:
-        return 130
-
-
 def fill(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommands `build` and `measure`. `options.run(options)` runs one and returns its exit status."""
+    """Add the subcommands `build` and `measure`."""
     commands = parser.add_subparsers(required=True, title="subcommands")
 
     one = commands.add_parser("build", help="compile the NCCL network plugin")
     one.add_argument("--out", metavar="DIR", help="the directory of the library (default: ~/.cache/baguakit)")
-    one.set_defaults(run=_run, act=_build)
+    one.set_defaults(run=_run(_build))
 
     two = commands.add_parser("measure", help="measure the link between two machines")
     side = two.add_mutually_exclusive_group(required=True)
@@ -36,17 +26,20 @@ def fill(parser: argparse.ArgumentParser) -> None:
     two.add_argument("--port", type=int, default=PORT, help="of the server (default: %(default)s)")
     two.add_argument("--bind", metavar="ADDRESS", default=HERE, help="of the server (default: %(default)s)")
     two.add_argument("--seconds", type=float, default=1.0, help="for each measurement (default: %(default)s)")
-    two.set_defaults(run=_run, act=_measure)
+    two.set_defaults(run=_run(_measure))
 
 
-def _run(options: argparse.Namespace) -> int:
-    """Run a subcommand; print an error without a traceback; return the exit status."""
-    try:
-        options.act(options)
-    except (OSError, RuntimeError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 1
-    return 0
+def _run(act: Callable[[argparse.Namespace], None]) -> Callable[[argparse.Namespace], int]:
+    """Return a function that does `act` and returns the exit status; it raises a Refusal if `act` fails."""
+
+    def run(options: argparse.Namespace) -> int:
+        try:
+            act(options)
+        except (OSError, RuntimeError, ValueError) as error:
+            raise Refusal(str(error), 1) from None
+        return 0
+
+    return run
 
 
 def _build(options: argparse.Namespace) -> None:
@@ -69,7 +62,3 @@ def _measure(options: argparse.Namespace) -> None:
     print("threads  sockets/thread        MB/s", *rows, sep="\n", file=sys.stderr)
     for name, value in nccl_socket_settings(rates).environment().items():
         print(f"export {name}={value}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
