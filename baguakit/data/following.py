@@ -6,19 +6,23 @@ import logging
 import secrets
 import zlib
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import astuple, replace
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import numpy as np
 
-from ..arguments import instance, integer, real, truth
+from ..arguments import Natural, Positive, Range, instance, integer, kind_of, real, truth
 from .complexity import Complexity, complexities, membership
 from .plan import Batches, Costs, Indices, Position, Record, Seat, Shares, Stretch, Told, assign, regrouped
 
 T = TypeVar("T")
-PLACE = ("epoch", "done", "ranks", "step")  # the position in a state; the other entries determine the order
+Count = Annotated[int, Range(-1)]
+# The position in a state, and its types. The other entries of a state determine the order.
+PLACE = {"epoch": Natural, "done": Sequence[tuple[Positive, Natural | Sequence[tuple[Count, Count, Count, Count]]]]}
+PLACE |= {"ranks": Positive, "step": Natural}
+FORM = PLACE | {"behind": Sequence[Natural]}
 PLANNED = 4  # the number of stretches whose queues are cached
 log = logging.getLogger("baguakit")
 
@@ -177,24 +181,16 @@ class Followed(Generic[T]):
             if state.get(name) != here:
                 differs = f"this state was taken with {name}={state.get(name)!r} and the sampler has {here!r}"
                 raise ValueError(f"{differs}; build the sampler with the same arguments, or start the epoch again")
-        least = {"epoch": 0, "ranks": 1, "step": 0}
-        epoch, ranks, step = (integer(f"{name} in the state", state[name], low) for name, low in least.items())
-        behind = [integer("behind in the state", each, 0) for each in state.get("behind", [0] * ranks)]
-        if len(behind) != ranks:
-            raise ValueError(f"behind in the state is a number for each of {ranks} ranks, not {behind}")
-        done, stretches = [], state["done"]
-        if not isinstance(stretches, (list, tuple)) or not all(
-            isinstance(each, (list, tuple)) and len(each) == 2 for each in stretches
-        ):
-            raise TypeError(f"done in the state is a list of pairs (ranks, steps), not {stretches!r}")
-        for each, seats in stretches:  # a state of 0.2.0 has one number of steps, and not a seat for each rank
-            count = integer("ranks in the state", each, 1)
-            if not isinstance(seats, (list, tuple)):
-                seats = [[integer("steps in the state", seats, 0), seats, -1, 0]] * count
-            if len(seats) != count or not all(isinstance(seat, (list, tuple)) and len(seat) == 4 for seat in seats):
-                raise ValueError(f"steps in the state are four numbers for each of {count} ranks, not {seats!r}")
-            done.append(tuple(Seat(*(integer("steps in the state", x, -1) for x in seat)) for seat in seats))
-        self._resume(Stretch(epoch, tuple(behind), tuple(done)), step)
+        kinds = {name: kind_of(form) for name, form in FORM.items() if name in state}
+        taken = {name: kind.take(f"{name} in the state", state[name]) for name, kind in kinds.items()}
+        ranks, behind = taken["ranks"], taken.get("behind", [0] * taken["ranks"])
+        # A state of 0.2.0 has one number of steps, and not a seat for each rank.
+        done = [(n, [(seats, seats, -1, 0)] * n if isinstance(seats, int) else seats) for n, seats in taken["done"]]
+        for n, each in [(ranks, behind), *done]:
+            if len(each) != n:
+                raise ValueError(f"the state was taken on {n} ranks, and has {each!r} for them")
+        ended = tuple(tuple(Seat(*seat) for seat in seats) for _, seats in done)
+        self._resume(Stretch(taken["epoch"], tuple(behind), ended), taken["step"])
 
     def _resume(self, stretch: Stretch, items: int) -> None:
         """Continue `stretch` after `items` items per rank. For a new number of ranks, divide the remaining items."""

@@ -96,8 +96,11 @@ def test_what_is_no_state_is_refused_in_words():
         ({**state, "step": -7}, "step in the state is a whole number, 0 or more, not -7"),
         ({**state, "ranks": 0}, "ranks in the state is a whole number, 1 or more, not 0"),
         ({**state, "epoch": "two"}, "epoch in the state is a whole number, 0 or more, not 'two'"),
-        ({**state, "done": 5}, r"done in the state is a list of pairs \(ranks, steps\), not 5"),
-        ({**state, "done": [[2, 1.5]]}, "steps in the state is a whole number, 0 or more, not 1.5"),
+        ({**state, "done": 5}, r"done in the state is a list, each of it a tuple \(.*\), not 5"),
+        ({**state, "done": [[2, 1.5]]}, r"done in the state is a list, .*, not \[\[2, 1.5\]\]"),
+        ({**state, "done": [[2, -1]]}, "done in the state is a whole number, 0 or more, not -1"),
+        ({**state, "done": [[2, [[1, 1, 0, 0]]]]}, r"taken on 2 ranks, and has \[\(1, 1, 0, 0\)\] for them"),
+        ({**state, "behind": [1]}, r"taken on 2 ranks, and has \[1\] for them"),
     ]:
         with pytest.raises((TypeError, ValueError), match=text):
             sampler.load_state_dict(wrong)
