@@ -13,6 +13,7 @@ enum { WIDEST = 8192, SLACK = 64, AT_ONCE = 8, AHEAD = 1024 };
 /* Vectors of the machine. Compilers take some operations only as intrinsics: bytes widened, fp16 read, a table read. */
 #ifdef __AVX512BW__
 enum { LANES = 16 };
+#define NUMBERED (places){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15}
 #define WIDENED(bytes) (places)_mm512_cvtepu8_epi32(_mm_loadu_si128((const void *)(bytes)))
 #define WIDENED_HALF(bytes) (halves)_mm256_cvtepi8_epi16(_mm_loadu_si128((const void *)(bytes)))
 #define FROM_FP16(h) (lanes)_mm512_cvtph_ps((__m256i)(h))
@@ -21,12 +22,14 @@ enum { LANES = 16 };
 #define LOOK_UP(table, at) (lanes)_mm512_permutexvar_ps((__m512i)(at), (__m512)(table))
 #elif defined __AVX2__ && defined __F16C__
 enum { LANES = 8 };
+#define NUMBERED (places){0, 1, 2, 3, 4, 5, 6, 7}
 #define WIDENED(bytes) (places)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const void *)(bytes)))
 #define WIDENED_HALF(bytes) (halves)_mm_cvtepi8_epi16(_mm_loadl_epi64((const void *)(bytes)))
 #define FROM_FP16(h) (lanes)_mm256_cvtph_ps((__m128i)(h))
 #define STREAM(to, x) _mm256_stream_ps(to, (__m256)(x))
 #else
 enum { LANES = 4 };
+#define NUMBERED (places){0, 1, 2, 3}
 #define WIDENED(bytes) (places){(bytes)[0], (bytes)[1], (bytes)[2], (bytes)[3]}
 #define STREAM(to, x) memcpy(to, &(x), sizeof(x))
 #endif
@@ -40,14 +43,16 @@ typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef int32_t places __attribute__((vector_size(4 * LANES)));
 typedef int16_t halves __attribute__((vector_size(2 * LANES)));
 
+INLINE lanes lanes_at(const float *x) { lanes v; memcpy(&v, x, sizeof v); return v; }
+INLINE void set_lanes(float *x, lanes v) { memcpy(x, &v, sizeof v); }
+
 /* Copy values past the caches. */
 INLINE void stream(float *to, const float *from, i64 n)
 {
     const i64 head = least(n, (i64)(-((uintptr_t)to / sizeof *to) & (LANES - 1))), end = n - (n - head) % LANES;
     memcpy(to, from, (size_t)head * sizeof *to);
     for (i64 i = head; i < end; i += LANES) {
-        lanes x;
-        memcpy(&x, from + i, sizeof x);
+        const lanes x = lanes_at(from + i);
         STREAM(to + i, x);
     }
     memcpy(to + end, from + end, (size_t)(n - end) * sizeof *to);
@@ -98,12 +103,13 @@ INLINE Grid read_header(const Form *f, const uint8_t *at, i64 b)
 
 /* ---- codes to bytes and back: format.py. A byte of a plane of p bits has the codes of 8 / p stripes. ---- */
 
-INLINE void join_plane(uint8_t *restrict codes, i64 width, const int p, uint8_t *restrict out)
+INLINE void join_plane(const uint8_t *restrict codes, i64 width, const int p, uint8_t *restrict out)
 {
+#define STRIPE(s) ((codes[(s) * width + i] & ((1 << p) - 1)) << (s) * p)
     for (i64 i = 0; i < width; i++) {
-        int byte = 0;
-#pragma GCC unroll 8
-        for (int s = 0; s < 8 / p; s++) byte |= (codes[s * width + i] & ((1 << p) - 1)) << s * p;
+        int byte = STRIPE(0) | STRIPE(1);
+        if (p < 4) byte |= STRIPE(2) | STRIPE(3);
+        if (p < 2) byte |= STRIPE(4) | STRIPE(5) | STRIPE(6) | STRIPE(7);
         out[i] = (uint8_t)byte;
     }
 }
@@ -173,10 +179,8 @@ INLINE void add_codes(
     for (i64 i = 0; i < width; i += beside * LANES) {
         lanes sums[8];
 #pragma GCC unroll 8
-        for (int k = 0; k < vectors; k++) {
-            sums[k] = (lanes)((places){0} | (int32_t)bits_of(start.begin));
-            if (start.from) memcpy(&sums[k], start.from + PLACE(k), sizeof *sums);
-        }
+        for (int k = 0; k < vectors; k++)
+            sums[k] = start.from ? lanes_at(start.from + PLACE(k)) : (lanes)((places){0} | (int32_t)bits_of(start.begin));
         for (const Row *r = rows; r < rows + count; r++)
 #pragma GCC unroll 8
             for (int k = 0; k < vectors; k++) {
@@ -199,7 +203,7 @@ INLINE void add_codes(
 #pragma GCC unroll 8
         for (int k = 0; k < vectors; k++)
             if (start.past) STREAM(out + PLACE(k), sums[k]);
-            else memcpy(out + PLACE(k), &sums[k], sizeof *sums);
+            else set_lanes(out + PLACE(k), sums[k]);
     }
 }
 
@@ -213,11 +217,8 @@ typedef struct {
 
 INLINE void add_rows(const Rows *given, const int bits, const int m, i64 n, Start start, float *out)
 {
-    static const int32_t counting[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     const Form *f = given->f;
     Row rows[AT_ONCE];
-    places code;
-    memcpy(&code, counting, sizeof code);
     for (i64 first = 0; first < given->count || first == 0; first += AT_ONCE, start.from = out) {
         const i64 count = least(given->count - first, AT_ONCE);
         for (i64 i = 0; i < count; i++) {
@@ -227,7 +228,7 @@ INLINE void add_rows(const Rows *given, const int bits, const int m, i64 n, Star
             r->weight = given->weights ? given->weights[first + i] : 1;
             r->step = g.step * (m == 3 ? 256 : 1); /* between the biases of fp16 and of e4m3 */
             if (TABLED(bits))
-                r->table = (__builtin_convertvector(code & ((1 << bits) - 1), lanes) + g.bottom) * r->step * r->weight;
+                r->table = (__builtin_convertvector(NUMBERED & ((1 << bits) - 1), lanes) + g.bottom) * r->step * r->weight;
         }
         add_codes(rows, count, bits, m, given->at, n, given->weights != NULL, start, out);
     }

@@ -22,23 +22,46 @@ INLINE int is_centred(const Form *f, int drawn)
 
 /* ---- rotation: rotation.py ---- */
 
-INLINE void butterflies(float *x, i64 width, i64 d)
+/* Return a vector in which values at distance d have changed places. */
+INLINE lanes swapped(lanes x, const int d)
 {
-    for (i64 i = 0; i < width / (2 * d); i++)
-#pragma GCC unroll 8 /* so that they are vectorised across i */
-        for (i64 k = 2 * d * i; k < 2 * d * i + d; k++) {
-            float a = x[k], b = x[k + d];
-            x[k] = a + b, x[k + d] = a - b;
-        }
+#ifdef __clang__
+    lanes y = x;
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) y[i] = x[i ^ d];
+    return y;
+#else
+    return __builtin_shuffle(x, NUMBERED ^ d);
+#endif
 }
 
+INLINE void butterfly(lanes *a, lanes *b)
+{
+    const lanes sum = *a + *b;
+    *b = *a - *b, *a = sum;
+}
+
+/* Replace x by H x: first the steps within vectors, then those between vectors, two at a time. */
 INLINE void hadamard(float *x, i64 width)
 {
-    butterflies(x, width, 1); /* compilers vectorise these by shuffles of known distances */
-    butterflies(x, width, 2);
-    butterflies(x, width, 4);
-    butterflies(x, width, 8);
-    for (i64 d = 16; d < width; d *= 2) butterflies(x, width, d);
+    for (float *v = x; v < x + width; v += LANES) {
+        lanes a = lanes_at(v);
+#pragma GCC unroll 4
+        for (int k = 0; 1 << k < LANES; k++) a = swapped(a, 1 << k) + (lanes)((places)a ^ NUMBERED >> k << 31);
+        set_lanes(v, a);
+    }
+    for (i64 d = LANES; d < width; d *= 4)
+        for (i64 i = 0; i < width; i += 4 * d)
+            for (float *v = x + i; v < x + i + d; v += LANES) {
+                lanes a = lanes_at(v), b = lanes_at(v + d);
+                butterfly(&a, &b);
+                if (4 * d <= width) {
+                    lanes c = lanes_at(v + 2 * d), e = lanes_at(v + 3 * d);
+                    butterfly(&c, &e), butterfly(&a, &c), butterfly(&b, &e);
+                    set_lanes(v + 2 * d, c), set_lanes(v + 3 * d, e);
+                }
+                set_lanes(v, a), set_lanes(v + d, b);
+            }
 }
 
 APART void rotate(const Form *f, const float *x, float *out)
@@ -137,7 +160,7 @@ INLINE void encode_float8(const Form *f, const float *x, i64 n, Grid g, const fl
     }
 }
 
-APART void encode(const Form *f, const float *x, i64 n, Grid g, const float *draws, uint8_t *restrict codes)
+INLINE void encode_with(const Form *f, const float *x, i64 n, Grid g, const float *draws, uint8_t *restrict codes)
 {
     const int centred = is_centred(f, draws != NULL), most = (1 << f->bits) - 1, half = 1 << (f->bits - 1);
     const float top = (float)most, before = centred ? top / 2 : 0, after = centred ? 0 : g.bottom;
@@ -160,6 +183,15 @@ APART void encode(const Form *f, const float *x, i64 n, Grid g, const float *dra
             level = draws ? below + (drawn - below > draws[i] ? 1.0f : 0.0f) : floorf(level + 0.5f);
             codes[i] = (uint8_t)(int32_t)smaller(larger(level - after, 0), top);
         }
+}
+
+/* Two loops of each kind, with draws and without: gcc would make them of one, clang would not. */
+APART void encode(const Form *f, const float *x, i64 n, Grid g, const float *draws, uint8_t *restrict codes)
+{
+    if (draws)
+        encode_with(f, x, n, g, draws, codes);
+    else
+        encode_with(f, x, n, g, NULL, codes);
 }
 
 /* ---- operations ---- */
