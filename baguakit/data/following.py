@@ -117,9 +117,9 @@ class Followed(Generic[T]):
                 now.over = True
 
     def _count(self) -> int:
-        """Return items per step × number of ended `recoverable()` blocks; with `repeats`, × optimizer steps."""
+        """Return items per step × number of ended `recoverable()` blocks."""
         assert self._comm is not None
-        return self._items * int(self._attachment.step if self._repeats else self._comm.membership.bodies)
+        return self._items * int(self._comm.membership.bodies)
 
     def _trained(self, now: Position) -> int:
         """Return the number of trained items of the queue. If the sampler follows no group, count all drawn items."""
@@ -207,7 +207,7 @@ class Followed(Generic[T]):
 
     # Ranks that come and go
 
-    def follow(self, att: Any, items_per_step: int = 1, *, repeats: bool = False) -> None:
+    def follow(self, att: Any, items_per_step: int = 1) -> None:
         """Divide the pass again whenever ranks join or leave. All ranks call this once, after `bk.attach`.
 
             for epoch in range(sampler.epoch, epochs):
@@ -217,11 +217,11 @@ class Followed(Generic[T]):
         other untrained items are divided again, so that all ranks end the epoch after the same number of steps. A rank
         that joins continues the epoch `sampler.epoch`, with a part of the remaining items.
 
-        If a rank is lost in a step, the other ranks do not train their items of this step, unless the loop repeats the
-        step. The lost rank's items of completed optimizer steps count as trained. Its other items are divided again,
-        unless another rank's iterator has ended, which happens early if its loader draws items ahead. In this case a
-        warning says that the lost rank's items are not trained in this epoch. A rank that joins later begins with the
-        next epoch. For each item that the other ranks still train in this epoch, it gets one more item in the next.
+        If a rank is lost in a step, the other ranks do not train their items of this step, and go on with the next. The
+        lost rank's items of completed optimizer steps count as trained. Its other items are divided again, unless
+        another rank's iterator has ended, which happens early if its loader draws items ahead. In this case a warning
+        says that the lost rank's items are not trained in this epoch. A rank that joins later begins with the next
+        epoch. For each item that the other ranks still train in this epoch, it gets one more item in the next.
 
         Call `set_epoch` with ascending numbers before each pass. `state_dict()` needs no `consumed`. Draw items in the
         thread that trains, as loaders do.
@@ -230,7 +230,6 @@ class Followed(Generic[T]):
             att: the attachment, of the same group as the sampler.
             items_per_step: the number of items (samples, or batches of a batch sampler) that a rank draws for one
                 optimizer step: the steps of accumulation, times the batch size of the loader if items are samples.
-            repeats: whether the loop repeats a step in which a rank was lost, with the same items.
 
         Raises:
             ValueError: the group is not from `bk.elastic.join`, the sampler follows one already, or a pass has begun.
@@ -240,8 +239,7 @@ class Followed(Generic[T]):
             raise ValueError("follow() needs a sampler of a group whose ranks come and go: group=bk.elastic.join(…)")
         if self._attachment is not None or (now.drawn and self._resumed is None):
             raise ValueError("call follow() once, before the first item is drawn")
-        self._items, self._repeats = integer("items_per_step", items_per_step, 1), truth("repeats", repeats)
-        self._attachment, self._id = att, secrets.randbits(62)
+        self._items, self._attachment, self._id = integer("items_per_step", items_per_step, 1), att, secrets.randbits(62)
         self._since = self._count()  # when the record began
         att.on_regroup(self._changed)
         if self._record is None:
