@@ -239,7 +239,8 @@ class Followed(Generic[T]):
             raise ValueError("follow() needs a sampler of a group whose ranks come and go: group=bk.elastic.join(…)")
         if self._attachment is not None or (now.drawn and self._resumed is None):
             raise ValueError("call follow() once, before the first item is drawn")
-        self._items, self._attachment, self._id = integer("items_per_step", items_per_step, 1), att, secrets.randbits(62)
+        self._items = integer("items_per_step", items_per_step, 1)
+        self._attachment, self._id = att, secrets.randbits(62)
         self._since = self._count()  # when the record began
         att.on_regroup(self._changed)
         if self._record is None:

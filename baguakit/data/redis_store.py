@@ -11,12 +11,12 @@ from itertools import islice
 from operator import methodcaller
 from typing import Any, TypeVar
 
-from ..arguments import integer, real, text
+from ..arguments import integer, real
 from .stores import DATASET, Store, StoreError, StoreStats, package
 
 T = TypeVar("T")
 
-GLOB, LITERAL = r"([*?\[\]^\\])", r"\\\1"  # the special characters of Redis patterns, and their escape
+PREFIX = "baguakit:"  # of all keys in Redis
 USER = r"(?:(?:[^@/?#%\[\]\s]|%[0-9A-Fa-f]{2})*@)?"  # special characters are percent-encoded as in URLs (# as %23)
 SERVER = r"(?:[^@/?#:%\[\]\s]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?(?:/[^?#@\s]*)?"
 ADDRESS = re.compile(rf"(?:rediss?://{USER}(?P<server>{SERVER})|unix://{USER}(?P<path>/[^?#@\s]+))(?:\?[^#@\s]*)?")
@@ -39,7 +39,6 @@ class RedisStore(Store):
         timeout, retry_seconds: the seconds to wait for a server, and from its failure to the next request to it.
         expire_seconds: the seconds after which a server deletes a sample; None for never.
         claim_seconds: the most seconds that other processes wait while one process computes a sample.
-        prefix: the beginning of all keys in Redis.
 
     Raises:
         ImportError: `redis` is not installed.
@@ -54,7 +53,6 @@ class RedisStore(Store):
         retry_seconds: float = 30.0,
         expire_seconds: int | None = None,
         claim_seconds: float = 60.0,
-        prefix: str = "baguakit",
     ) -> None:
         given = [hosts] if isinstance(hosts, str) else hosts
         if isinstance(given, bytes) or not isinstance(given, Sequence) or not all(isinstance(x, str) for x in given):
@@ -68,7 +66,6 @@ class RedisStore(Store):
         most = int(LONGEST)
         self.expire_seconds = None if expire_seconds is None else integer("expire_seconds", expire_seconds, 1, most)
         self.claim_seconds = real("claim_seconds", claim_seconds, least=1e-3, most=LONGEST)
-        self.prefix = text("prefix", prefix)
         self._connect()
 
     def _connect(self) -> None:
@@ -88,7 +85,7 @@ class RedisStore(Store):
             self._clients.append(client)
 
     def __repr__(self) -> str:
-        return f"RedisStore({self.hosts}, prefix={self.prefix!r})"
+        return f"RedisStore({self.hosts})"
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in self.__dict__.items() if k not in ("_redis", "_clients", "_away")}
@@ -104,7 +101,7 @@ class RedisStore(Store):
         return weights.index(max(weights))
 
     def _name(self, key: bytes) -> str:
-        return f"{self.prefix}:{key[:DATASET].hex()}:{key[DATASET:].hex()}"
+        return f"{PREFIX}{key[:DATASET].hex()}:{key[DATASET:].hex()}"
 
     def _ask(self, host: int, request: Callable[[Any], T]) -> T:
         """Return a server's reply. Raise StoreError if it fails; if it failed recently, raise without a request."""
@@ -162,10 +159,8 @@ class RedisStore(Store):
         return StoreStats(entries, sum(m["used_memory"] for m in memory), sum(limits) if all(limits) else None)
 
     def clear(self, namespace: bytes = b"") -> None:
-        pattern = f"{re.sub(GLOB, LITERAL, self.prefix)}:{namespace.hex()}*"
-
         def unlink(client: Any) -> None:
-            found = client.scan_iter(pattern, count=1000)
+            found = client.scan_iter(f"{PREFIX}{namespace.hex()}*", count=1000)
             while batch := list(islice(found, 1000)):
                 client.unlink(*batch)
 

@@ -98,7 +98,6 @@ def test_no_error_shows_a_password_whatever_its_characters(form, special):
         ({"retry_seconds": -1}, "retry_seconds is a finite number, .*, not -1"),
         ({"expire_seconds": 0.5}, "expire_seconds is a whole number, .*, not 0.5"),
         ({"claim_seconds": "60"}, "claim_seconds is a finite number, .*, not '60'"),
-        ({"prefix": ""}, "prefix is a string that is not empty"),
     ],
 )
 def test_settings_are_refused_in_one_sentence(options, text):
@@ -155,14 +154,15 @@ def test_killed_in_the_middle_it_costs_time_and_comes_back(tmp_path):
         assert cached.report().errors == before.errors
 
 
-def test_a_prefix_is_taken_literally(server):
-    stores = [RedisStore(server.url, prefix=p) for p in ("a*", "ab", "[x]\\")]
-    for store in stores:
-        store.put(A, store.prefix.encode())
-    stores[0].clear()
-    assert [store.get(A) for store in stores] == [None, b"ab", b"[x]\\"]
-    stores[2].clear(A)
-    assert stores[2].get(A) is None and stores[1].get(A) == b"ab"
+def test_clear_leaves_other_datasets_and_other_keys(server):
+    store, other = RedisStore(server.url), b"b" * 16
+    store._clients[0].set("theirs", "x")
+    for key in (A + b"1", other + b"1"):
+        store.put(key, b"x")
+    store.clear(A)
+    assert [store.get(key + b"1") for key in (A, other)] == [None, b"x"]
+    store.clear()
+    assert store.get(other + b"1") is None and store._clients[0].get("theirs") == b"x"
 
 
 def test_samples_expire_on_request(server):
