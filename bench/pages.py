@@ -6,9 +6,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from baguakit.pictures import roofline
-
 from .predicted import table
+from .roofline_picture import roofline
 
 Rows = list[dict[str, Any]]
 

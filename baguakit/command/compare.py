@@ -15,7 +15,7 @@ from ..compare.compose import rows, targets
 from ..compare.contenders import DDP, contender
 from ..compare.names import named, split
 from ..compare.pacing import bits_per_second, written
-from ..compare.table import Table
+from ..compare.table import Table, in_words
 from ..compare.tasks import GPT, OPTIMIZERS, Task
 from ..compare.trials import Comparison, Job
 from .ranks import launched
@@ -152,6 +152,7 @@ def conclude(made: Comparison, table: Table, failed: Mapping[str, str], folder: 
             lines += ["", "![The loss](loss.png)"]
         except ModuleNotFoundError as error:
             notes.append(str(error))
+    notes += [f"Measured on {in_words(on)}." for on in table.machines]
     (folder / "table.md").write_text("\n\n".join(["\n".join(lines), *notes, ""]))
     say("\n".join(["", *notes, f"The results are in {folder}: {', '.join(sorted(map(str, folder.iterdir())))}"]))
     return missing

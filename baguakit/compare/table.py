@@ -69,6 +69,11 @@ def _key(cell: Mapping[str, Any]) -> str:
     return json.dumps(cell, sort_keys=True)
 
 
+def in_words(on: Mapping[str, Any]) -> str:
+    """Return a machine in a line."""
+    return f"{on['cpu']}, {on['cores']} cores, Linux {on['kernel']}, torch {on['torch']}, {on['date']}"
+
+
 def machine() -> dict[str, Any]:
     """Return the machine and versions that a result was measured with."""
     models = [line for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]

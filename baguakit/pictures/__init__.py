@@ -5,7 +5,6 @@
 | `consensus_decay(distances, size)`     | the distance from the mean by round, and the spectral gap's bound   |
 | `error_histogram(x, *compressors)`     | the errors of compressors on a tensor                               |
 | `score_by_bytes(curves)`               | the accuracy of training by the bytes sent                          |
-| `roofline(measured)`                   | kernels compared to the speed of a copy, from `bench.roofline`      |
 | `topology.Ring().draw(size)`           | the graph and the mixing matrix (every topology)                    |
 
 The functions import matplotlib when they are called. They do not use pyplot: save a figure by `.savefig("decay.png")`;
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["consensus_decay", "error_histogram", "roofline", "score_by_bytes"]
+__all__ = ["consensus_decay", "error_histogram", "score_by_bytes"]
 
 LONGEST = 4096  # rounds of the longest period for which the spectral gap is computed
 ROUNDING = 1e-8  # relative to the first distance: smaller distances are rounding errors of fp32
@@ -184,49 +183,6 @@ def error_histogram(x: Tensor, *compressors: Compressor) -> "Figure":
         set_frame(axes)
         axes.spines["left"].set_visible(False)
     figure.supxlabel("error, in units of the root mean square of the values", fontsize=9)
-    return figure
-
-
-@checked
-def roofline(measured: Mapping[str, Any], families: Sequence[str] | None = None) -> "Figure":
-    """Draw the bandwidth of kernels relative to a copy, and the time of a call, by the number of values.
-
-    A kernel that moves as many bytes as a copy is rarely faster than the copy, unless the tensor fits into a cache.
-
-    Args:
-        measured: the output of `python -m bench.roofline`: a dict with "machine" and "rows". A row has "family",
-            "name", "values", "seconds" and "share" (of the bandwidth of a copy).
-        families: the families to draw; None for all.
-
-    Raises:
-        ValueError: `measured` has no row of a family.
-    """
-    groups: dict[str, dict[str, list[Mapping[str, Any]]]] = {}
-    for row in measured["rows"]:
-        groups.setdefault(row["family"], {}).setdefault(row["name"], []).append(row)
-    chosen = list(groups) if families is None else list(families)
-    if not chosen or not set(chosen) <= groups.keys():
-        raise ValueError(f"measured has no rows of families {families!r}; it has {', '.join(groups) or 'no rows'}")
-    figure = blank(8.5, 2.2 * len(chosen) + 0.4)
-    panels = figure.subplots(len(chosen), 2, sharex=True, squeeze=False)
-    for family, (left, right) in zip(chosen, panels, strict=True):
-        for i, (name, rows) in enumerate(groups[family].items()):
-            sizes, style = [row["values"] for row in rows], {**line_style(i), "markersize": 3, "linewidth": 1.0}
-            left.plot(sizes, [row["share"] for row in rows], label=name, **style)
-            right.plot(sizes, [row["seconds"] * 1e6 for row in rows], **style)
-        left.axhline(1, color=PALE, linewidth=0.8)
-        left.set_xscale("log", base=2)
-        left.set(ylim=(0, None))
-        left.set_ylabel("share of a copy", fontsize=8)
-        left.set_title(family, fontsize=9, loc="left")
-        right.set(yscale="log")
-        right.set_ylabel("µs a call", fontsize=8)
-        right.legend(*left.get_legend_handles_labels(), fontsize=7, frameon=False)
-        set_frame(left)
-        set_frame(right)
-    for axes in panels[-1]:
-        axes.set_xlabel("values", fontsize=8)
-    figure.suptitle(", ".join(measured["machine"][name] for name in ("device", "processor", "date")), fontsize=9)
     return figure
 
 

@@ -1,9 +1,10 @@
 """The page of measurements on networks: bench/network/README.md."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+
+from baguakit.compare.table import in_words as machine
 
 from . import plan, reports
 from .table import RESULTS, Table
@@ -61,8 +62,3 @@ def write(results: Path = RESULTS, page: Path = PAGE) -> Path:
             parts.append(f"## {title}\n\nOn {on}.\n\n```\n{report()}\n```\n")
     page.write_text("\n".join(parts))
     return page
-
-
-def machine(on: Mapping[str, Any]) -> str:
-    """A machine in a line."""
-    return f"{on['cpu']}, {on['cores']} cores, Linux {on['kernel']}, torch {on['torch']}, {on['date']}"

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from baguakit.compressors import BFloat16, MinMaxUInt8, TopK
-from baguakit.pictures import ALGORITHMS, OTHERS, consensus_decay, error_histogram, roofline, score_by_bytes, style_of
+from baguakit.pictures import ALGORITHMS, OTHERS, consensus_decay, error_histogram, score_by_bytes, style_of
 from baguakit.topology import OnePeerExact, RandomMatching, Ring
 
 pytest.importorskip("matplotlib")
@@ -57,15 +57,6 @@ def test_scores_stand_over_the_bytes_and_silence_is_a_level():
     assert legend(figure) == ["all-reduce", "none (sends nothing)"] and axes.get_ylabel() == "accuracy"
 
 
-ROWS = [
-    {"family": family, "name": name, "values": values, "bytes": 5 * values, "seconds": values * 1e-9, "share": 0.5}
-    for family in ("MinMaxUInt8()", "mixing")
-    for name in ("compress", "decompress")
-    for values in (1024, 4096)
-]
-MEASURED = {"machine": {"device": "CPU", "processor": "some", "date": "2026-11-21"}, "rows": ROWS}
-
-
 def test_refusals_are_sentences():
     for wrong in ({}, {Ring(): []}, {Ring(): [1.0, -1.0]}, {Ring(): [float("nan")]}):
         with pytest.raises(ValueError, match=r"distances (has numbers, 0 or more|is a finite number)"):
@@ -76,10 +67,6 @@ def test_refusals_are_sentences():
     for wrong in ({}, {"none": []}):
         with pytest.raises(ValueError, match=r"curves has at least one point \(bytes, score\)"):
             score_by_bytes(wrong)
-    with pytest.raises(
-        ValueError, match=r"measured has no rows of families \['top-k'\]; it has MinMaxUInt8\(\), mixing"
-    ):
-        roofline(MEASURED, ["top-k"])
 
 
 def test_an_algorithm_has_one_colour_in_all_pictures_and_its_variants_have_dashes():
