@@ -1,7 +1,6 @@
 """The subcommand `compare`: algorithms, of this package or of a user, by seconds and bytes to the same loss."""
 
 import argparse
-import importlib.util
 import json
 import math
 import sys
@@ -107,23 +106,13 @@ def shown(made: Comparison) -> str:
 
 
 def progress(made: Comparison, table: Table, failed: Mapping[str, str]) -> Callable[[Job], None]:
-    """Return a function that shows what is left before each job: by a bar if tqdm is installed, else by lines."""
+    """Return a function that says what is left before each job."""
 
     def left() -> int:
         able = [each for each in made.contenders if each.name not in failed]
         return sum(sum(made.lacking(table, each).values()) for each in able)
 
     total, began = left(), time.monotonic()
-    if sys.stderr.isatty() and importlib.util.find_spec("tqdm"):
-        from tqdm.auto import tqdm  # type: ignore[import-untyped, unused-ignore]
-
-        bar = tqdm(total=total, unit="step", dynamic_ncols=True)
-
-        def draw(job: Job) -> None:
-            bar.set_description(str(job), refresh=False)
-            bar.update(total - left() - bar.n)
-
-        return draw
 
     def tell(job: Job) -> None:
         done = total - left()

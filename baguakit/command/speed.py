@@ -1,7 +1,6 @@
 """The speed of every operation that has a kernel, next to that of a copy: `baguakit doctor --bench`."""
 
 import functools
-import sys
 import time
 import timeit
 from collections.abc import Callable, Iterator, Sequence
@@ -180,25 +179,16 @@ def bench() -> bool:
 
 def bench_on(device: str) -> bool:
     """Print the table of a device; return whether all results were right."""
-    n, listed, right, began = TIMED[device], [*operations()], True, time.monotonic()
+    n, right = TIMED[device], True
     source, target = drawn(n, device), torch.empty(n, dtype=torch.float32, device=device)
     where = "the CPU, one thread" if device == "cpu" else torch.cuda.get_device_name()
     say(f"\nEach operation on {n:,} values in fp32, on {where}:\n")
     table = Table({"operation": "<34", "ms": ">9", "copies": ">7", "bytes/s": ">8"})
-    for i, each in enumerate(listed):
-        left = (time.monotonic() - began) / max(i, 1) * (len(listed) - i)
-        show(f"{i} of {len(listed)} measured, {left:.0f} s left" if i else "measuring")
+    for each in operations():
         correct = each.is_right(CHECKED, device)
         took, copy = fastest([each.ready(n, device), lambda: target.copy_(source)], device)
         right &= correct
         share = f"{each.bytes(n) / took / (8 * n / copy):.2f}" if correct else "wrong"
-        show("")
         table.row(f"{each.family}, {each.name}", f"{took * 1e3:.2f}", f"{took / copy:.2f}", share)
     drawn.cache_clear()
     return right
-
-
-def show(words: str) -> None:
-    """Show how far the measurements are, in a line that the next row of the table replaces."""
-    if sys.stderr.isatty():
-        print(f"\r{words:<40}\r", end="", file=sys.stderr, flush=True)
