@@ -18,7 +18,7 @@ from ..compare.table import Table, in_words
 from ..compare.tasks import GPT, OPTIMIZERS, Task
 from ..compare.trials import Comparison, Job
 from .ranks import launched
-from .screen import Refusal, say
+from .screen import refusing, say
 
 AGAINST = "ddp,powersgd_hook,bytegrad,local_sgd,diloco"
 DESCRIPTION = """\
@@ -56,11 +56,8 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Do what the results lack; write the table and the picture. Return 1 if something failed or is missing, else 0."""
-    try:
-        made = comparison(options)
-        table = results(options)
-    except (OSError, TypeError, ValueError) as error:
-        raise Refusal(str(error)) from None
+    with refusing():
+        made, table = comparison(options), results(options)
     failed: dict[str, str] = {}
     say(f"{len(made.contenders)} algorithms, {made.hosts} ranks at {shown(made)}; task {made.task.facts()}")
     end = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes

@@ -23,7 +23,7 @@ from ..compare.pacing import Pacer, bits_per_second, check_pace, written
 from ..compare.tasks import Task
 from ..compare.training import train
 from .ranks import crew, leads
-from .screen import Refusal, Table, say
+from .screen import Refusal, Table, refusing, say
 
 DESCRIPTION = """\
 Train a small network on printed digits with one algorithm after another. Rank r
@@ -72,10 +72,8 @@ def fill(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Train with each algorithm, and print and draw the results."""
-    try:
+    with refusing():
         bits, contenders = check(options), chosen(options.algorithm, options.all)
-    except ValueError as error:
-        raise Refusal(str(error)) from None
     task = Task("baguakit.compare.digits:reading", warmup=10, every=max(1, options.steps // 20))
     with crew(options.ranks) as (size, everywhere):
         if not 2 <= size <= DIGITS:

@@ -1,8 +1,9 @@
 """Print paragraphs and tables as plain text of at most 80 columns. `Refusal` is an error of one sentence."""
 
+import contextlib
 import shutil
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 WIDTH = 80  # columns, at most
@@ -44,3 +45,12 @@ class Refusal(Exception):
     def __init__(self, sentence: str, status: int = 2) -> None:
         super().__init__(sentence)
         self.status = status
+
+
+@contextlib.contextmanager
+def refusing(status: int = 2, also: type[Exception] = OSError) -> Iterator[None]:
+    """Raise an OSError, TypeError, ValueError, or an `also` as a Refusal; for a `with` block, or a decorator."""
+    try:
+        yield
+    except (OSError, TypeError, ValueError, also) as error:
+        raise Refusal(str(error), status) from error

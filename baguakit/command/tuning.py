@@ -17,7 +17,7 @@ from ..rules import Algorithm
 from ..tune import Network, plan, probe
 from ..tune.planning import by_nodes, compressors_in, every
 from .ranks import joined, launched
-from .screen import Refusal, Table, say
+from .screen import Refusal, Table, refusing, say
 
 START = """\
 `baguakit {name}` runs on the ranks of torchrun. On one machine:
@@ -81,11 +81,8 @@ def fill(parser: argparse.ArgumentParser, example: str, work: Callable[[argparse
         if not launched():
             say(START.format(command=example, name=example.split()[0]), file=sys.stderr)
             return 2
-        with joined() as comm:
-            try:
-                work(options, comm)
-            except (Refusal, OSError, TypeError, ValueError) as error:
-                raise Refusal(str(error), 1) from None
+        with joined() as comm, refusing(1, Refusal):
+            work(options, comm)
         return 0
 
     parser.set_defaults(run=run)
@@ -134,13 +131,11 @@ def measured(options: argparse.Namespace, comm: Comm, **more: Any) -> Network:
 
 def model_of(place: str) -> nn.Module:
     """Call the function at "module:function" and return its model; raise a Refusal if that fails."""
-    try:
+    with refusing():
         function = named(place, "the model")
         if not callable(function):
             raise ValueError(f"{place} is a function that returns the model, not {type(function).__name__}")
         model = called(function, place)
-    except ValueError as error:
-        raise Refusal(str(error)) from error
     if not isinstance(model, nn.Module):
         raise Refusal(f"{place}() returns the model, a torch.nn.Module, not {type(model).__name__}")
     return model

@@ -4,7 +4,7 @@ They are torch's meta tensors, which say of themselves that they are on a GPU. A
 pinned raises as well: on a GPU the host might wait for it.
 """
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -95,20 +95,10 @@ class Copies(TorchDispatchMode):
 class Nowhere:
     """A group of two ranks over NCCL, its backend, and all its work: messages go nowhere, and are over at once."""
 
+    facts: ClassVar = {"name": "nccl", "rank": 0, "size": 2}
+
     def __getattr__(self, name: str) -> Any:
-        return lambda *args, **options: self
-
-    def name(self) -> str:
-        """Return the name of the backend."""
-        return "nccl"
-
-    def rank(self) -> int:
-        """Return the rank."""
-        return 0
-
-    def size(self) -> int:
-        """Return the number of ranks."""
-        return 2
+        return lambda *args, **options: self.facts.get(name, self)
 
 
 class Two(Comm):
