@@ -111,19 +111,25 @@ def _arranged(places, entry, leads):
 def _components(places, entry, leads):
     """Tarjan's strongly connected components, the last in the order of the graph first; each begins with its head."""
     index, low, stack, found = {}, {}, [], []
-
-    def visit(place):
-        index[place] = low[place] = len(index)
-        stack.append(place)
-        for other in sorted(leads[place] & places):
+    path = [(entry, iter(sorted(leads[entry] & places)))]  # no recursion, which long kernels would take too deep
+    while path:
+        place, others = path[-1]
+        if place not in index:
+            index[place] = low[place] = len(index)
+            stack.append(place)
+        for other in others:
             if other not in index:
-                visit(other)
+                path.append((other, iter(sorted(leads[other] & places))))
+                break
             if other in stack:
-                low[place] = min(low[place], low[other])
-        if low[place] == index[place]:
-            at = stack.index(place)
-            found.append(stack[at:])
-            del stack[at:]
-
-    visit(entry)
+                low[place] = min(low[place], index[other])
+        else:
+            path.pop()
+            if path:
+                before = path[-1][0]
+                low[before] = min(low[before], low[place])
+            if low[place] == index[place]:
+                at = stack.index(place)
+                found.append(stack[at:])
+                del stack[at:]
     return found

@@ -137,28 +137,39 @@ def load_values(row_ptr, header_at, n, block, DECODE, WORD, FORM, BLOCK, MASKED,
 
 
 @triton.jit
-def store_values(
-    row_ptr, header_at, x, plain, origin, seed, seed_high, n, block, at, inside,
-    MEASURE, ENCODE, JOIN, DECODE, WORD, FORM, DRAWN, BLOCK, MASKED, WIDTH,
-):  # fmt: skip
-    """Quantize and store a tile, and return the values that it decodes to."""
+def quantized(x, plain, draw, n, block, inside, MEASURE, ENCODE, FORM, BLOCK, MASKED):
+    """Return the codes and the headers of a tile."""
     CUT: tl.constexpr = MASKED and not FORM[PADDED]
     width = tl.minimum(tl.maximum(n - block * BLOCK, 1), BLOCK) if CUT else BLOCK
-    word, scale = MEASURE(x, inside, width, plain, CUT, DRAWN, FORM)
-    codes = ENCODE(x, word, scale, uniform(origin + at, seed, seed_high) if DRAWN else None, FORM)
-    if CUT:
-        codes = tl.where(inside, codes, 0)
+    word, scale = MEASURE(x, inside, width, plain, CUT, draw is not None, FORM)
+    codes = ENCODE(x, word, scale, draw, FORM)
+    return tl.where(inside, codes, 0) if CUT else codes, word
+
+
+@triton.jit
+def store_codes(row_ptr, header_at, codes, word, n, block, WORD, FORM, BLOCK, MASKED, WIDTH):
+    """Store the codes of a tile, plane by plane, and its headers. Without codes, store the headers only."""
     for plane in tl.static_range(4):
-        if JOIN is not None:
-            if plane == 0:
-                tl.store(words_at(row_ptr, block, FORM, BLOCK, WIDTH), JOIN(x, word, FORM))
-        elif FORM[BITS] & (8 >> plane):
+        if codes is not None and FORM[BITS] & (8 >> plane):
             part = codes
             if FORM[BITS] != 8 >> plane:
                 part = (codes >> (FORM[BITS] & -(16 >> plane))) & ((1 << (8 >> plane)) - 1)
             at, some = bytes_at(row_ptr, n, block, 8 >> plane, FORM, BLOCK, WIDTH)
             store(at, join(part, 8 >> plane), some if MASKED else None)
     store(word_of(row_ptr, header_at, block, WORD), word, block * BLOCK < n if MASKED else None)
+
+
+@triton.jit
+def store_values(
+    row_ptr, header_at, x, plain, origin, seed, seed_high, n, block, at, inside,
+    MEASURE, ENCODE, JOIN, DECODE, WORD, FORM, DRAWN, BLOCK, MASKED, WIDTH,
+):  # fmt: skip
+    """Quantize and store a tile, and return the values that it decodes to."""
+    draw = uniform(origin + at, seed, seed_high) if DRAWN else None
+    codes, word = quantized(x, plain, draw, n, block, inside, MEASURE, ENCODE, FORM, BLOCK, MASKED)
+    if JOIN is not None:
+        tl.store(words_at(row_ptr, block, FORM, BLOCK, WIDTH), JOIN(x, word, FORM))
+    store_codes(row_ptr, header_at, codes if JOIN is None else None, word, n, block, WORD, FORM, BLOCK, MASKED, WIDTH)
     return DECODE(codes, word, FORM)
 
 
@@ -235,25 +246,18 @@ def add_one_by_one(
     return total
 
 
-@triton.jit(
-    do_not_specialize=["rows", "n", "first", "tiles", "seed", "seed_high"],
-    do_not_specialize_on_alignment=["packed_ptr", "ok_ptr"],
-)
-def reduce_kernel(
-    sent_ptr, residual_ptr, packed_ptr, ok_ptr, rows, signs_ptr, row_bytes, header_at, n, first, tiles, seed, seed_high,
-    ADD_UP: tl.constexpr, MEASURE: tl.constexpr, ENCODE: tl.constexpr, JOIN: tl.constexpr, DECODE: tl.constexpr,
-    WORD: tl.constexpr, FORM: tl.constexpr, DRAWN: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
-    MASKED: tl.constexpr, WIDTH: tl.constexpr, NARROW: tl.constexpr,
+@triton.jit
+def averaged(
+    packed_ptr, rows, row_bytes, header_at, n, block, inside,
+    ADD_UP, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH,
 ):  # fmt: skip
-    if ok_ptr is not None:
-        tl.store(ok_ptr, 1, first + tl.program_id(0) == 0)
-    block, at, inside = locate(first + tl.program_id(0), n, FORM, BLOCK, BLOCKS, MASKED)
+    """Return the mean of a tile of rows, and whether it is known that no sum of its magnitudes rounds."""
     one = tl.full((1,), 1.0, tl.float32)
     count, even = one * rows, (rows & (rows - 1)) == 0
     # By a power of two, the product is the quotient; the exponent of the inverse is the negative one.
     factor = tl.where(even, (0x7F000000 - count.to(tl.int32, bitcast=True)).to(tl.float32, bitcast=True), one)
     if ADD_UP is None:
-        plain = None
+        plain: tl.constexpr = False
         mean = factor * add_one_by_one(
             packed_ptr, rows, row_bytes, header_at, n, block, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH
         )
@@ -268,6 +272,26 @@ def reduce_kernel(
         mean = tl.div_rn(mean, count)
     if MASKED and not FORM[PADDED]:
         mean = tl.where(inside, mean, 0.0)  # code 0 need not mean 0
+    return mean, plain
+
+
+@triton.jit(
+    do_not_specialize=["rows", "n", "first", "tiles", "seed", "seed_high"],
+    do_not_specialize_on_alignment=["packed_ptr", "ok_ptr"],
+)
+def reduce_kernel(
+    sent_ptr, residual_ptr, packed_ptr, ok_ptr, rows, signs_ptr, row_bytes, header_at, n, first, tiles, seed, seed_high,
+    ADD_UP: tl.constexpr, MEASURE: tl.constexpr, ENCODE: tl.constexpr, JOIN: tl.constexpr, DECODE: tl.constexpr,
+    WORD: tl.constexpr, FORM: tl.constexpr, DRAWN: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr,
+    MASKED: tl.constexpr, WIDTH: tl.constexpr, NARROW: tl.constexpr,
+):  # fmt: skip
+    if ok_ptr is not None:
+        tl.store(ok_ptr, 1, first + tl.program_id(0) == 0)
+    block, at, inside = locate(first + tl.program_id(0), n, FORM, BLOCK, BLOCKS, MASKED)
+    mean, plain = averaged(
+        packed_ptr, rows, row_bytes, header_at, n, block, inside,
+        ADD_UP, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH,
+    )  # fmt: skip
     if residual_ptr is not None:
         residual_at = values_at(residual_ptr, at, WIDTH, NARROW)
         if FORM[BITS] <= 2 and not FORM[ROTATED]:  # before what takes long; but others need the registers
@@ -280,7 +304,7 @@ def reduce_kernel(
         lost = restore(mean - values, signs_ptr) if FORM[ROTATED] else mean - values
         if FORM[BITS] > 2 or FORM[ROTATED]:
             begun = load(residual_at, inside if MASKED else None)
-        store(residual_at, begun + lost * count, inside if MASKED else None)
+        store(residual_at, begun + lost * tl.cast(rows, tl.float32), inside if MASKED else None)
 
 
 # The functions below launch the operations of `definition.py`, with the same arguments. They let the compiler fuse no

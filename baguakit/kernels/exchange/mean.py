@@ -1,0 +1,135 @@
+"""The mean over the ranks of a node in one kernel, bit for bit that of `primitives.compressed_mean_` or `mean_`.
+
+In two hops, with shards of n values:
+
+    shard s of rank r       →  row r of the inbox of rank s               packed; then a signal
+    mean of the n rows      →  row s of the means of every rank           added in the order of ranks, packed; a signal
+    row s of one's own      →  shard s of x                               unpacked
+
+In one hop every rank packs all its values into a row of every inbox, and averages the rows of its own.
+
+A CTA takes the same tiles of every shard, and waits for the same CTA of all ranks only.
+"""
+
+import torch
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+from torch import Tensor
+
+from ..gpu import byte_of
+from .signals import announce
+from .tiles import Memory, Wire, all_heard, land_tile, mean_tile, memory_of, send_tile, word_at
+
+
+@triton.jit(
+    do_not_specialize=["rank", "ranks", "length", "n", "limit"],
+    do_not_specialize_on_alignment=["ok_ptr", "counters_ptr", "control_ptr"],
+)
+def mean_kernel(
+    x_ptr, residual_ptr, ok_ptr, peers_ptr, counters_ptr, control_ptr, rank, ranks, half_bytes, limit,
+    signs_ptr, row_bytes, header_at, length, n,
+    ADD_UP: tl.constexpr, MEASURE: tl.constexpr, ENCODE: tl.constexpr, DECODE: tl.constexpr, WORD: tl.constexpr,
+    FORM: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, WIDTH: tl.constexpr, NARROW: tl.constexpr,
+    EXACT: tl.constexpr, ONE_HOP: tl.constexpr, THREADS: tl.constexpr,
+):  # fmt: skip
+    cta, ctas = tl.program_id(0), tl.num_programs(0)
+    number = tl.load(counters_ptr + cta) + 1
+    half = (number & 1).to(tl.int64) * half_bytes
+    shards = 1 if ONE_HOP else ranks
+    # Where the shards hold more than the values, the last one ends with zeros, in the masked tiles behind `whole`.
+    whole, tiles = (length - (shards - 1) * n) // (BLOCK * BLOCKS), (n - 1) // (BLOCK * BLOCKS) + 1
+    masked = whole + (cta + ctas - whole % ctas) % ctas  # the first masked tile of this CTA
+    own_ptr, words_at = memory_of(peers_ptr, rank), 2 * tl.cast(half_bytes, tl.int64)
+    row_at, mean_at = half + tl.cast(rank, tl.int64) * row_bytes, half + tl.cast(ranks + rank, tl.int64) * row_bytes
+
+    for step in range(shards):
+        peer = (rank + 1 + step) % ranks
+        shard = tl.cast(0 if ONE_HOP else peer, tl.int64)
+        count = ranks if ONE_HOP else 1
+        for tile in range(cta, whole, ctas):
+            send_tile(
+                x_ptr, residual_ptr, peers_ptr, peer, count, ranks, row_at, signs_ptr, header_at, shard, tile, n,
+                length, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, False, WIDTH, NARROW, EXACT,
+            )  # fmt: skip
+        for tile in range(masked, tiles, ctas):
+            send_tile(
+                x_ptr, residual_ptr, peers_ptr, peer, count, ranks, row_at, signs_ptr, header_at, shard, tile, n,
+                length, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, True, 1, True, EXACT,
+            )  # fmt: skip
+        for more in range(count):
+            announce(word_at(memory_of(peers_ptr, (peer + more) % ranks), words_at, 0, ranks, rank), number)
+
+    good = all_heard(own_ptr, words_at, 0, ranks, number, control_ptr, limit, THREADS)
+    if not ONE_HOP:  # noqa: SIM102 a constant decides what is compiled
+        if good:
+            shard = tl.cast(rank, tl.int64)
+            for tile in range(cta, whole, ctas):
+                mean_tile(
+                    residual_ptr, peers_ptr, own_ptr + half, mean_at, signs_ptr, row_bytes, header_at, shard, ranks,
+                    tile, n, length, ADD_UP, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, False, WIDTH, NARROW,
+                    EXACT,
+                )  # fmt: skip
+            for tile in range(masked, tiles, ctas):
+                mean_tile(
+                    residual_ptr, peers_ptr, own_ptr + half, mean_at, signs_ptr, row_bytes, header_at, shard, ranks,
+                    tile, n, length, ADD_UP, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, True, 1, True, EXACT,
+                )  # fmt: skip
+            for step in range(ranks):
+                announce(word_at(memory_of(peers_ptr, (rank + 1 + step) % ranks), words_at, 1, ranks, rank), number)
+            good = all_heard(own_ptr, words_at, 1, ranks, number, control_ptr, limit, THREADS)
+
+    finite = good
+    for place in range(shards):
+        shard = tl.cast(place, tl.int64)
+        row_ptr = own_ptr + half + (0 if ONE_HOP else (ranks + shard) * row_bytes)
+        for tile in range(cta, whole, ctas):
+            finite &= land_tile(
+                x_ptr, row_ptr, signs_ptr, row_bytes, header_at, shard, ranks, tile, n, length, good,
+                DECODE, WORD, FORM, BLOCK, BLOCKS, False, WIDTH, NARROW, EXACT, ONE_HOP,
+            )  # fmt: skip
+        for tile in range(masked, tiles, ctas):
+            finite &= land_tile(
+                x_ptr, row_ptr, signs_ptr, row_bytes, header_at, shard, ranks, tile, n, length, good,
+                DECODE, WORD, FORM, BLOCK, BLOCKS, True, 1, True, EXACT, ONE_HOP,
+            )  # fmt: skip
+    tl.store(ok_ptr + cta, finite.to(tl.uint8))
+    tl.store(counters_ptr + cta, number)
+
+
+def shard_of(memory: Memory, length: int, one_hop: bool) -> int:
+    """Return the number of values of a packed row."""
+    return length if one_hop else -(-length // memory.ranks)
+
+
+def bytes_of(memory: Memory, wire: Wire, length: int, one_hop: bool = False) -> int:
+    """Return the bytes that a mean of `length` values needs in each half of a rank's memory."""
+    return (1 if one_hop else 2) * memory.ranks * wire.row_bytes(shard_of(memory, length, one_hop))
+
+
+def mean_(memory: Memory, wire: Wire, x: Tensor, residual: Tensor | None = None, one_hop: bool = False) -> Tensor:
+    """Average the flat `x` over all ranks of a node, and return whether the values of each CTA are finite.
+
+    Args:
+        memory: with halves of at least `bytes_of(memory, wire, len(x), one_hop)` bytes.
+        wire: equal on all ranks.
+        x: contiguous, with at least one value; overwritten.
+        residual: fp32, contiguous, as long as `x`; overwritten as by `primitives.compressed_mean_`.
+
+    Returns:
+        A bool tensor (ctas,), False also of CTAs that gave up waiting: their values are NaN.
+
+    Raises:
+        ValueError: the memory is too small.
+    """
+    n = shard_of(memory, len(x), one_hop)
+    if (needed := bytes_of(memory, wire, len(x), one_hop)) > memory.half_bytes:
+        raise ValueError(
+            f"a mean of {len(x):,} values needs {needed:,} bytes; half the memory is {memory.half_bytes:,}"
+        )
+    ok = torch.empty(memory.ctas, dtype=torch.bool, device=x.device)
+    mean_kernel[(memory.ctas,)](
+        x, residual, byte_of(ok), memory.addresses, memory.counters, memory.control, memory.rank, memory.ranks,
+        memory.half_bytes, memory.limit, *wire.arguments(n, x.device), len(x), n,
+        ONE_HOP=one_hop, **wire.constants(n, x.itemsize),
+    )  # fmt: skip
+    return ok

@@ -1,0 +1,271 @@
+"""Tiles of an exchange in one kernel: encoded to the memory of other ranks, averaged, and decoded.
+
+The memory of a rank has two halves, each with packed rows, and behind them the words of signals. Exchanges use the
+halves in turn. A rank that begins an exchange has ended the one before; so all others have begun that one, and ended
+what came before it: nobody reads the half any more. For this, every exchange has equally many CTAs, and each counts
+every exchange. The count is in device memory, so that a CUDA graph can repeat a launch.
+
+Values cross in a format's codes and headers or, if DECODE is None, as numbers of the dtype WORD. With EXACT the numbers
+are multiplied by 1/n before they are sent, and added, as in an all-reduce; else they are added and then divided by n.
+"""
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+import torch
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+from torch import Tensor
+
+from ..blockwise.format import PLANES, Format, aligned, twin_of
+from ..blockwise.gpu import (
+    ROTATED,
+    WARP,
+    WORDS,
+    averaged,
+    load_values,
+    locate,
+    quantized,
+    store_codes,
+    values_at,
+)
+from ..gpu import load, restore, rotate, rounded, store
+from ..rotation import signs_of
+from .signals import heard
+
+WARPS = 4  # of a CTA
+DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+
+
+@dataclass(frozen=True)
+class Memory:
+    """The memory of all ranks of a node, as one rank sees it.
+
+    Attributes:
+        rank, ranks: this rank, and how many there are.
+        addresses: int64 (ranks,), the address of each rank's memory, on this rank's device.
+        counters: int32 (ctas,), the number of exchanges so far, on this rank's device.
+        control: int32 (1 + ranks,). A host that writes the first ends all waits. A kernel that gives up waiting for
+            rank r writes 1 to place 1 + r.
+        half_bytes: of each of the two halves.
+        limit: nanoseconds after which a wait gives up.
+    """
+
+    rank: int
+    ranks: int
+    addresses: Tensor
+    counters: Tensor
+    control: Tensor
+    half_bytes: int
+    limit: int
+
+    @property
+    def ctas(self) -> int:
+        """Return the number of CTAs of every exchange."""
+        return len(self.counters)
+
+
+@dataclass(frozen=True)
+class Wire:
+    """How values cross: in a format with blocks, or as numbers of a dtype, exact or summed in fp32 before dividing."""
+
+    form: Format | None
+    block: int = 1024
+    dtype: torch.dtype = torch.float32
+    exact: bool = False
+
+    def row_bytes(self, n: int) -> int:
+        """Return the bytes of a packed row of `n` values, a multiple of 16."""
+        return aligned(n * self.dtype.itemsize) if self.form is None else self.form.row_bytes(n, self.block)
+
+    def arguments(self, n: int, device: torch.device) -> tuple[Tensor | None, int, int]:
+        """Return the signs of the rotation, the bytes of a row, and where its headers begin."""
+        if self.form is None:
+            return None, self.row_bytes(n), 0
+        layout = self.form.layout(n, self.block)
+        return signs_of(self.block, device) if self.form.rotated else None, layout.row, layout.header_at
+
+    def constants(self, n: int, itemsize: int) -> dict[str, Any]:
+        """Return a kernel's constants and options for rows of `n` values of `itemsize` bytes."""
+        tile, width = max(self.block, WARPS * WARP) // self.block * self.block, 16 // itemsize
+        common = {"BLOCK": self.block, "BLOCKS": tile // self.block, "THREADS": 32 * WARPS, "num_warps": WARPS}
+        common |= {"NARROW": n % 16 != 0, "EXACT": self.exact, "enable_fp_fusion": False}
+        if self.form is None:
+            names = dict.fromkeys(("ADD_UP", "MEASURE", "ENCODE", "DECODE"))
+            form: tuple[int, ...] = (8, False, False)
+            word, width = DTYPES[self.dtype], min(width, 16 // self.dtype.itemsize)
+        else:
+            module, bits = twin_of(self.form), self.form.bits
+            names = {"MEASURE": module.measure, "ENCODE": module.encode, "DECODE": module.decode}
+            names["ADD_UP"] = module.add_up if bits in (1, 2, 4) else None
+            form, word = (bits, self.form.padded, self.form.rotated, *self.form.numbers), WORDS[self.form.header_bytes]
+            width = min(width, PLANES[bits][0] * WARP // 256)
+        return common | names | {"FORM": form, "WORD": word, "WIDTH": gcd(width, n)}
+
+
+@triton.jit
+def memory_of(peers_ptr, rank):
+    """Return the address of a rank's memory."""
+    return tl.load(peers_ptr + rank).to(tl.pointer_type(tl.uint8))
+
+
+@triton.jit
+def word_at(base, words_at, hop, ranks, sender):
+    """Return the word in which a rank hears this CTA of `sender` in a hop; `base` is its memory."""
+    place = ((hop * ranks + sender) * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)
+    return (base + words_at).to(tl.pointer_type(tl.uint32)) + place
+
+
+@triton.jit
+def all_heard(own_ptr, words_at, hop, ranks, number, control_ptr, limit, THREADS: tl.constexpr):
+    """Wait for this CTA of all ranks in a hop, and return whether all have come."""
+    senders = tl.arange(0, THREADS) % ranks
+    return heard(word_at(own_ptr, words_at, hop, ranks, senders), number, senders, control_ptr, limit, THREADS)
+
+
+@triton.jit
+def place_of(tile, shard, n, length, FORM, BLOCK, BLOCKS, MASKED):
+    """Return blocks, places and masks of a tile of a shard: of the places in its row, and of those with a value."""
+    block, at, inside = locate(tile, n, FORM, BLOCK, BLOCKS, MASKED)
+    return block, at, inside, inside & (shard * n + at < length) if MASKED else inside
+
+
+@triton.jit
+def packed(x, plain, n, block, inside, MEASURE, ENCODE, WORD, FORM, BLOCK, MASKED):
+    """Return the codes of a tile and its headers, or its numbers and 0."""
+    if MEASURE is None:
+        return rounded(x, WORD), 0
+    else:
+        return quantized(x, plain, None, n, block, inside, MEASURE, ENCODE, FORM, BLOCK, MASKED)
+
+
+@triton.jit
+def unpacked(codes, word, DECODE, FORM):
+    """Return the values of a packed tile, which are rotated if the format rotates."""
+    if DECODE is None:
+        return codes.to(tl.float32)
+    else:
+        return DECODE(codes, word, FORM)
+
+
+@triton.jit
+def spread(
+    peers_ptr, first, count, ranks, row_at, header_at, codes, word, n, block, at, inside,
+    DECODE, WORD, FORM, BLOCK, MASKED, WIDTH,
+):  # fmt: skip
+    """Store a packed tile in the memory of `count` ranks, from rank `first` on."""
+    for step in range(count):
+        row_ptr = memory_of(peers_ptr, (first + step) % ranks) + row_at
+        if DECODE is None:
+            numbers = values_at(row_ptr.to(tl.pointer_type(WORD)), at, WIDTH, True)
+            tl.store(numbers, codes, inside if MASKED else None)
+        else:
+            store_codes(row_ptr, header_at, codes, word, n, block, WORD, FORM, BLOCK, MASKED, WIDTH)
+
+
+@triton.jit
+def fetched(row_ptr, header_at, n, block, at, inside, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH):
+    """Return the values of a tile of a packed row, which are rotated if the format rotates."""
+    if DECODE is None:
+        numbers = values_at(row_ptr.to(tl.pointer_type(WORD)), at, WIDTH, True)
+        return load(numbers, inside if MASKED else None).to(tl.float32)
+    else:
+        return load_values(row_ptr, header_at, n, block, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
+
+
+@triton.jit
+def send_tile(
+    x_ptr, residual_ptr, peers_ptr, first, count, ranks, row_at, signs_ptr, header_at, shard, tile, n, length,
+    MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, NARROW, EXACT,
+):  # fmt: skip
+    """Pack a tile of a shard for `count` ranks, from rank `first` on, and store what is lost."""
+    block, at, inside, present = place_of(tile, shard, n, length, FORM, BLOCK, BLOCKS, MASKED)
+    x = load(values_at(x_ptr + shard * n, at, WIDTH, NARROW), present if MASKED else None).to(tl.float32)
+    if EXACT:
+        x *= tl.div_rn(1.0, ranks.to(tl.float32))
+    coded = rotate(x, signs_ptr) if FORM[ROTATED] else x
+    codes, word = packed(coded, False, n, block, inside, MEASURE, ENCODE, WORD, FORM, BLOCK, MASKED)
+    spread(
+        peers_ptr, first, count, ranks, row_at, header_at, codes, word, n, block, at, inside,
+        DECODE, WORD, FORM, BLOCK, MASKED, WIDTH,
+    )  # fmt: skip
+    if residual_ptr is not None:
+        values = unpacked(codes, word, DECODE, FORM)
+        lost = x - (restore(values, signs_ptr) if FORM[ROTATED] else values)
+        store(values_at(residual_ptr + shard * n, at, WIDTH, NARROW), lost, present if MASKED else None)
+
+
+@triton.jit
+def mean_tile(
+    residual_ptr, peers_ptr, inbox_ptr, row_at, signs_ptr, row_bytes, header_at, rank, ranks, tile, n, length,
+    ADD_UP, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, NARROW, EXACT,
+):  # fmt: skip
+    """Average a tile of this rank's shard over the rows of its inbox, and store it in a row of every rank."""
+    block, at, inside, present = place_of(tile, rank, n, length, FORM, BLOCK, BLOCKS, MASKED)
+    if DECODE is None:
+        plain: tl.constexpr = False
+        mean = summed(
+            inbox_ptr, ranks, row_bytes, None, header_at, n, block, at, inside,
+            DECODE, WORD, FORM, BLOCK, MASKED, WIDTH, EXACT,
+        )  # fmt: skip
+    else:
+        mean, plain = averaged(
+            inbox_ptr, ranks, row_bytes, header_at, n, block, inside,
+            None if MASKED else ADD_UP, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH,
+        )  # fmt: skip
+    codes, word = packed(mean, plain, n, block, inside, MEASURE, ENCODE, WORD, FORM, BLOCK, MASKED)
+    spread(
+        peers_ptr, rank + 1, ranks, ranks, row_at, header_at, codes, word, n, block, at, inside,
+        DECODE, WORD, FORM, BLOCK, MASKED, WIDTH,
+    )  # fmt: skip
+    if residual_ptr is not None:
+        lost = mean - unpacked(codes, word, DECODE, FORM)
+        lost = restore(lost, signs_ptr) if FORM[ROTATED] else lost
+        residual_at = values_at(residual_ptr + rank * n, at, WIDTH, NARROW)
+        begun = load(residual_at, present if MASKED else None)
+        store(residual_at, begun + lost * ranks, present if MASKED else None)
+
+
+@triton.jit
+def summed(
+    inbox_ptr, ranks, row_bytes, signs_ptr, header_at, n, block, at, inside,
+    DECODE, WORD, FORM, BLOCK, MASKED, WIDTH, EXACT,
+):  # fmt: skip
+    """Return the sum (EXACT) or the mean of a tile of rows, each restored, in the order of ranks."""
+    total = fetched(inbox_ptr, header_at, n, block, at, inside, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
+    total = restore(total, signs_ptr) if FORM[ROTATED] else total
+    for row in range(1, ranks):
+        row_ptr = inbox_ptr + tl.cast(row, tl.int64) * row_bytes
+        values = fetched(row_ptr, header_at, n, block, at, inside, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
+        total += restore(values, signs_ptr) if FORM[ROTATED] else values
+    return total if EXACT else tl.div_rn(total, tl.zeros_like(total) + ranks)
+
+
+@triton.jit
+def land_tile(
+    x_ptr, row_ptr, signs_ptr, row_bytes, header_at, shard, ranks, tile, n, length, good,
+    DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, NARROW, EXACT, SUM: tl.constexpr,
+):  # fmt: skip
+    """Store a tile of a shard in x: a packed mean, or that of all rows if SUM; NaN unless `good`.
+
+    Return whether all its values are finite.
+    """
+    block, at, inside, present = place_of(tile, shard, n, length, FORM, BLOCK, BLOCKS, MASKED)
+    x_at = values_at(x_ptr + shard * n, at, WIDTH, NARROW)
+    finite = good
+    if good:
+        if SUM:
+            values = summed(
+                row_ptr, ranks, row_bytes, signs_ptr, header_at, n, block, at, inside,
+                DECODE, WORD, FORM, BLOCK, MASKED, WIDTH, EXACT,
+            )  # fmt: skip
+        else:
+            values = fetched(row_ptr, header_at, n, block, at, inside, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
+            values = restore(values, signs_ptr) if FORM[ROTATED] else values
+        store(x_at, values, present if MASKED else None)
+        small = tl.abs(rounded(values, x_ptr.dtype.element_ty).to(tl.float32)) < float("inf")
+        finite = tl.min(tl.reshape((small | ~present if MASKED else small).to(tl.int32), (BLOCK * BLOCKS,)), 0) != 0
+    else:
+        store(x_at, tl.full((BLOCK, BLOCKS), float("nan"), tl.float32), present if MASKED else None)
+    return finite
