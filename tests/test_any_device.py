@@ -39,7 +39,7 @@ def trained(entry, device, steps=STEPS, optimizer=sgd, **options):
     return flat(model).cpu(), report, waits
 
 
-def wrong_bits(entries, streams):
+def wrong_bits(entries, streams=True):
     """Return what differs between the device and the CPU, by algorithm."""
     different = {}
     for entry in entries:
@@ -66,13 +66,13 @@ def in_the_air(entry):
     return any(rule.delay or rule.window == "between_steps" for rule in rules_of(made(entry)))
 
 
-def with_kernels(entries):
-    """Let flights compute on the device, as if baguakit had kernels for it; `wrong_bits` says what differs."""
+def with_kernels(entries, work):
+    """Return `work(entries)` with flights that compute on the device, as if baguakit had kernels for it."""
     from baguakit.comm import sending
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sending, "has_kernels", lambda device: True)
-        return wrong_bits(entries, True)
+        return work(entries)
 
 
 # Adaptive choices try many formats: definitions take minutes on this device.
@@ -83,7 +83,7 @@ DEFINED = tuple(each for each in FEW + REST if "error=" not in each)
 @pytest.mark.parametrize("entries", [FEW[2:3], slow((DEFINED,))], ids=["one", "all"])
 def test_flights_on_the_device_have_the_bits_of_the_cpu(entries):
     """Packed pieces are copied to the host, sent, received there, and copied up, each when its event has passed."""
-    assert ranks(2, with_kernels, entries) == [{}, {}]
+    assert ranks(2, with_kernels, entries, wrong_bits) == [{}, {}]
 
 
 def on_two_devices(entries):
@@ -97,11 +97,18 @@ def on_two_devices(entries):
     return found
 
 
-@pytest.mark.parametrize("entries", [FEW[:4], slow((FEW[4:] + REST,))], ids=["few", "rest"])
-def test_ranks_on_different_devices_train_as_on_one(entries):
-    """Two ranks on CPUs and two on the device: the weights and the bytes sent are those of four CPUs."""
+@pytest.mark.parametrize(
+    "entries, kernels",
+    [(FEW[:4], False), slow((FEW[4:] + REST, False)), slow((FEW[1:4], True))],
+    ids=["few", "rest", "kernels"],
+)
+def test_ranks_on_different_devices_train_as_on_one(entries, kernels):
+    """Two ranks on CPUs and two on the device: the weights and the bytes sent are those of four CPUs.
+
+    With kernels, flights compute on the device on two ranks, and on the CPU on the others.
+    """
     entries = [each for each in entries if not runs_free(made(each))]
-    by_rank = ranks(4, on_two_devices, entries)
+    by_rank = ranks(4, with_kernels if kernels else on_two_devices, entries, *[on_two_devices] * kernels)
     for entry in entries:
         for found in by_rank:
             mixed, alike, sent, other_sent = found[entry]

@@ -58,12 +58,13 @@ def measure(cell: dict[str, Any]) -> dict[str, Any]:
     mine: dict[str, list[float]] = {way: [] for way in STREAMS}
     with contextlib.ExitStack() as stack:
         trainings = {way: stack.enter_context(training(way, chosen, comm.rank)) for way in STREAMS}
-        for _, (way, (take_step, _)) in itertools.product(range(WARM_UP + cell["repeats"]), trainings.items()):
+        for _, (way, (take_step, settle, _)) in itertools.product(range(WARM_UP + cell["repeats"]), trainings.items()):
             dist.barrier()
             began = time.perf_counter()
             take_step()
             mine[way].append(time.perf_counter() - began)
-        weights = [nn.utils.parameters_to_vector(model.parameters()).cpu() for _, model in trainings.values()]
+            settle()
+        weights = [nn.utils.parameters_to_vector(model.parameters()).cpu() for *_, model in trainings.values()]
     if not all(torch.equal(each, weights[0]) for each in weights):
         raise AssertionError(f"the weights of {list(STREAMS)} are not equal on rank {comm.rank}: not timed")
     every = comm.gather_objects(mine)
@@ -72,8 +73,10 @@ def measure(cell: dict[str, Any]) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def training(way: str, chosen: Contender, rank: int) -> Iterator[tuple[Callable[[], None], nn.Module]]:
-    """Attach an algorithm to a model; yield a function that takes a step, and the model."""
+def training(
+    way: str, chosen: Contender, rank: int
+) -> Iterator[tuple[Callable[[], None], Callable[[], None], nn.Module]]:
+    """Attach an algorithm to a model; yield a function that takes a step, one that waits for its end, and the model."""
     device, flavour = "cpu" if way == CPU else late_device.NAME, partial(late_device.flavour, STREAMS[way], prompt=True)
     torch.manual_seed(0)
     with flavour():
@@ -85,8 +88,13 @@ def training(way: str, chosen: Contender, rank: int) -> Iterator[tuple[Callable[
             with flavour():
                 step(model, optimizer, *(each.to(device) for each in next(batches)))
 
-        with bk.attach(model, optimizer, chosen.algorithm):
-            yield take_step, model
+        def settle() -> None:
+            """Wait for what the step has left to the lane: with error feedback, ranks decide there what to keep."""
+            with flavour():
+                attached.state_dict()
+
+        with bk.attach(model, optimizer, chosen.algorithm) as attached:
+            yield take_step, settle, model
 
 
 if __name__ == "__main__":

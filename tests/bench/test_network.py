@@ -1,6 +1,8 @@
 """The benchmark of networks, without one: its formulas, and its table that goes on where it was."""
 
+import itertools
 import os
+from pathlib import Path
 
 import late_device
 import pytest
@@ -10,8 +12,9 @@ from pool import ranks
 import baguakit as bk
 from bench.network import collectives, exchanges, staged
 from bench.network.contenders import contender
-from bench.network.table import Table
+from bench.network.table import RESULTS, Table
 
+ROOT = Path(__file__).parents[2]
 FAST = ["bytegrad", "low_precision_decentralized"]
 SLOW = [
     "gradient_allreduce",
@@ -106,3 +109,20 @@ def test_steps_through_the_memory_of_the_host_are_compared_with_those_of_the_cpu
     here, there = ranks(2, work, late=True)
     assert here == there and list(here) == list(staged.STREAMS)
     assert all(0 < each["least"] <= each["seconds"] for each in here.values())
+
+
+def test_the_page_of_devices_shows_the_measured_steps():
+    """Its rows hold the steps of a device with streams, which are those of GPUs, and all of them."""
+    measured = {(cell["rate"], cell["algorithm"]): result for cell, result in Table(RESULTS / "network-staged.jsonl")}
+    names = ["`gradient_allreduce()`", "`bytegrad()`", "`bytegrad(UInt4(), error_feedback=True)`"]
+    shown, rows = dict(zip(staged.ALGORITHMS[1:], names, strict=True)), []
+    for rate, name in itertools.product(staged.REPEATS, shown):
+        if (rate, name) in measured:
+            (cpu, there), (alone, own) = (
+                (result["CPU"]["seconds"] * 1e3, result["staged"]["seconds"] * 1e3)
+                for result in (measured[rate, name], measured[rate, staged.ALONE])
+            )
+            times = f"{cpu:.0f} ms | {there:.0f} ms | {there / cpu:.2f} × | {(there - own + alone) / cpu:.2f} ×"
+            rows.append(f"| {rate.removesuffix('mbit')} Mb/s | {shown[name]} | {times} |")
+    page = (ROOT / "docs" / "any_device.md").read_text().splitlines()
+    assert [line for line in page if " Mb/s | `" in line] == rows
