@@ -15,8 +15,7 @@ from torch.autograd import Variable
 from ..arguments import message
 from ..buckets import Bucket, values
 from ..comm import Comm, check_device
-from ..flights import Attached, Life, RuleRunner
-from ..flights.checkpoint import load_bucket, save_runner, whole_of
+from ..flights import Attached, Life, RuleRunner, load_bucket, save_runner, whole_of
 from ..keeping import Joint
 from ..lanes import Phases
 from ..report import Report, Row, make_report

@@ -68,7 +68,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class Wire:
-    """How values cross: in a format with blocks, or as numbers of a dtype, exact or summed in fp32 before dividing."""
+    """The form in which values cross: a format with blocks, or numbers of a dtype (see above for `exact`)."""
 
     form: Format | None
     block: int = 1024
