@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
         variants = len({key_of_launch(each) for each in gpu.launches})
         terminalreporter.write_line(f"They are {variants} variants")
+        if "exchanges" in sys.modules:
+            counts = sys.modules["exchanges"].COUNTS
+            terminalreporter.write_line(
+                f"In {counts['orders']} orders of {counts['exchanges']} exchanges, programs had {counts['turns']} turns"
+            )
         if path := os.environ.get("EXECUTED_COUNTS"):
             files = [Path(argument).stem for argument in config.args]
             tests = len(terminalreporter.stats.get("passed", []))

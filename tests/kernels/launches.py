@@ -29,6 +29,8 @@ from baguakit.kernels import mixing_gpu as mixing_triton
 from baguakit.kernels import topk
 from baguakit.kernels import topk_gpu as topk_triton
 from baguakit.kernels.blockwise import gpu as blockwise_launch
+from baguakit.kernels.exchange.mean import mean_
+from baguakit.kernels.exchange.tiles import Memory, Wire
 from baguakit.kernels.steps import gpu as steps_launch
 from baguakit.kernels.steps import operators as steps_table
 from baguakit.kernels.steps.definition import SGD, Adam, Conditions, Lion
@@ -98,6 +100,26 @@ def launches():
             yield f"mix {others}, {dtype}", lambda args=(dtype, others): mixing(*args)
         for chunk, lost in ((64, False), (4096, True)):
             yield f"top k, {dtype}, {chunk=}, {lost=}", lambda args=(dtype, chunk, lost): keeping(*args)
+    for (name, wire), dtype, one_hop in itertools.product(wires(), DTYPES[:3], (False, True)):
+        yield f"mean of ranks, {name}, {dtype}, {one_hop=}", lambda args=(wire, dtype, one_hop): joint(*args)
+
+
+def wires():
+    """Yield how values cross between ranks: a name, and a function of their dtype."""
+    for name in NAMES:
+        form, block, _ = FORMATS[name]
+        yield name, lambda dtype, of=(form, block): Wire(*of)
+    yield "cast", lambda dtype: Wire(None, dtype=torch.bfloat16)
+    yield "exact", lambda dtype: Wire(None, dtype=dtype, exact=True)
+
+
+def joint(wire_of, dtype, one_hop):
+    rank, ranks, ctas, half_bytes, limit = 1, 3, 2, 1 << 20, 10**9
+    addresses = torch.zeros(ranks, dtype=torch.int64)
+    counters, control = (torch.zeros(count, dtype=torch.int32) for count in (ctas, 1 + ranks))
+    memory = Memory(rank, ranks, addresses, counters, control, half_bytes, limit)
+    [x], [lost], wire = values(dtype), values(torch.float32), wire_of(dtype)
+    mean_(memory, wire, x, None if wire.exact else lost, one_hop)
 
 
 def values(dtype, count=1, length=LENGTH):

@@ -43,6 +43,18 @@ def test_planted_faults_are_found_and_few_sectors_are_touched(arch):
     assert "skipped" not in executed(arch, "test_executed_faults.py", "test_executed_sectors.py", marks="not slow")
 
 
+@pytest.mark.timeout(600)
+def test_a_mean_over_ranks_in_one_kernel():
+    assert "skipped" not in executed(90, "test_executed_exchange.py", marks="not slow")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("arch", ARCHS)
+def test_means_over_ranks_in_one_kernel(arch):
+    assert re.search(r"[1-9]\d* orders of \d+ exchanges", executed(arch, "test_executed_exchange.py", marks="slow"))
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_sectors_at_lengths_that_were_drawn():

@@ -1,0 +1,194 @@
+"""Means over ranks in one kernel, executed as PTX, and what the package's own compressors say they are."""
+
+import functools
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from formats import BLOCKWISE, SELDOM
+from hostile import difference, hostile
+
+from baguakit.compressors import BFloat16, Compressor, Float8, Float16
+from baguakit.compressors.formats import Cast
+from baguakit.kernels import cpu, rotation
+from baguakit.kernels.exchange import mean as kernels
+from baguakit.kernels.exchange.tiles import Memory, Wire
+from ptx.ranks import Together, together
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+USUAL = {repr(each): each for each in (*BLOCKWISE, BFloat16(), Float16())}
+EXACT = "exact"
+CODECS: dict[str, Compressor | None] = USUAL | {repr(each): each for each in (Float8("e5m2"), *SELDOM)} | {EXACT: None}
+NEVER = (1 << 63) - 1  # nanoseconds: a wait without a limit, which the executor finds if it cannot end
+COUNTS: Counter = Counter()  # orders, exchanges and turns of programs so far
+
+
+@dataclass(frozen=True)
+class Mean:
+    """A mean over ranks, of `length` values each, of a kind and a seed of `hostile`; exact without a codec."""
+
+    ranks: int
+    length: int
+    codec: Compressor | None = None
+    dtype: torch.dtype = torch.float32
+    residual: bool = False
+    one_hop: bool = False
+    kind: str = "many scales"
+    seed: int = 0
+
+    @property
+    def wire(self) -> Wire:
+        if self.codec is None:
+            return Wire(None, dtype=self.dtype, exact=True)
+        return (
+            Wire(None, dtype=self.codec.dtype)
+            if isinstance(self.codec, Cast)
+            else Wire(self.codec.form, self.codec.block)
+        )
+
+    @property
+    def shard(self) -> int:
+        return self.length if self.one_hop else -(-self.length // self.ranks)
+
+    @property
+    def bytes(self) -> int:
+        """Of half a rank's memory."""
+        return (1 if self.one_hop else 2) * self.ranks * self.wire.row_bytes(self.shard)
+
+    @functools.cached_property
+    def values(self) -> list[torch.Tensor]:
+        return [
+            hostile(self.kind, self.length, self.dtype, self.seed * self.ranks + rank) for rank in range(self.ranks)
+        ]
+
+    @functools.cached_property
+    def wanted(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        """The mean, and what each rank's residual then is."""
+        with cpu.definitions():
+            return _exact(self) if self.codec is None else _one_hop(self) if self.one_hop else _two_hops(self)
+
+    def good(self, ctas: int) -> list[bool]:
+        """Whether each CTA's values of the mean are finite."""
+        constants = self.wire.constants(self.shard, self.values[0].itemsize)
+        tile = constants["BLOCK"] * constants["BLOCKS"]
+        owner = torch.arange(self.length) % self.shard // tile % ctas
+        finite = self.wanted[0].isfinite()
+        return [bool(finite[owner == cta].all()) for cta in range(ctas)]
+
+
+def _exact(mean):
+    parts = [(x * (1 / mean.ranks)).float() for x in mean.values]
+    return functools.reduce(torch.add, parts).to(mean.dtype), []
+
+
+def _one_hop(mean):
+    lost = [torch.empty(1, mean.length) for _ in mean.values]
+    packed = [mean.codec.compress(x[None], each) for x, each in zip(mean.values, lost, strict=True)]
+    total = functools.reduce(torch.add, [mean.codec.decompress(each, mean.length)[0] for each in packed])
+    return (total / torch.full((1,), mean.ranks, dtype=torch.float32)).to(mean.dtype), [each[0] for each in lost]
+
+
+def _two_hops(mean):
+    codec, n = mean.codec, mean.shard
+    padded = [torch.cat([x, x.new_zeros(mean.ranks * n - len(x))]).view(-1, n) for x in mean.values]
+    lost = [torch.empty(mean.ranks, n) for _ in padded]
+    packed = [codec.compress(x, each) for x, each in zip(padded, lost, strict=True)]
+    rows = [codec.reduce(torch.stack([each[s] for each in packed]), n, lost[s][s]) for s in range(mean.ranks)]
+    whole = torch.cat([codec.decompress(row, n, mean.dtype).view(-1) for row in rows])
+    return whole[: mean.length], [each.view(-1)[: mean.length] for each in lost]
+
+
+class Node:
+    """The memory of all ranks of a node, in this process; it holds no sensible values at first.
+
+    Args:
+        begun: how many exchanges there have been.
+        mean_: launches a mean, as `kernels.mean_` does.
+    """
+
+    def __init__(self, ranks: int, half_bytes: int, ctas: int, begun: int = 0, limit: int = NEVER, mean_: Any = None):
+        self.ranks, self.half, self.ctas, self.begun, self.limit = ranks, half_bytes, ctas, begun, limit
+        self.mean_ = mean_ or kernels.mean_
+        words, number = 2 * ranks * ctas, _int32(begun)
+        self.whole = [torch.full((2 * half_bytes + 4 * words,), 0xAB, dtype=torch.uint8) for _ in range(ranks)]
+        self.data = [each[: 2 * half_bytes] for each in self.whole]
+        self.signals = [each[2 * half_bytes :].view(torch.int32).fill_(number) for each in self.whole]
+        self.counters = [torch.full((ctas,), number, dtype=torch.int32) for _ in range(ranks)]
+        self.control = [torch.zeros(1 + ranks, dtype=torch.int32) for _ in range(ranks)]
+
+    def launch(self, rank: int, mean: Mean, x: torch.Tensor, residual: torch.Tensor | None) -> torch.Tensor:
+        """Launch a rank's part of a mean; return which CTAs say that their values are finite."""
+        rotation.signs_of.cache_clear()  # the signs are in the memory of each rank
+        addresses = torch.tensor([each.data_ptr() for each in self.whole])
+        memory = Memory(rank, self.ranks, addresses, self.counters[rank], self.control[rank], self.half, self.limit)
+        return self.mean_(memory, mean.wire, x, residual, mean.one_hop)
+
+    def together(self, gpu: Any, launch: Any, order: Any = None, others: int = 0) -> Together:
+        """Run what all ranks launch, and `others` behind them, which have no memory."""
+        nothing = [[torch.zeros(4, dtype=torch.int32) for _ in range(others)] for _ in range(3)]
+        done = together(
+            gpu, self.ranks + others, launch, order=order,
+            symmetric={"memory": self.data + nothing[0], "control": self.control + nothing[1]},
+            signals={"signals": self.signals + nothing[2]},
+        )  # fmt: skip
+        COUNTS.update(orders=1, exchanges=max(done.launches), turns=done.turns)
+        return done
+
+
+def _int32(number):
+    return (number + (1 << 31)) % (1 << 32) - (1 << 31)
+
+
+@dataclass
+class Results:
+    """Of means one after another: values, residuals and finite CTAs of each rank, in a list for each mean."""
+
+    values: list[list[torch.Tensor]]
+    residuals: list[list[torch.Tensor]]
+    finite: list[list[torch.Tensor]]
+
+
+def run(gpu: Any, node: Node, *means: Mean, order: Any = None, come: Any = None) -> Results:
+    """Run means one after another in an order.
+
+    Args:
+        come: how many of them each rank runs; by default all.
+    """
+    values = [[x.clone() for x in mean.values] for mean in means]
+    residuals = [[torch.full((mean.length,), 7.0) for _ in mean.values] for mean in means]
+    finite: list[list[torch.Tensor]] = [[] for _ in means]
+
+    def launch(rank):
+        for place, mean in enumerate(means[: None if come is None else come[rank]]):
+            lost = residuals[place][rank] if mean.residual else None
+            finite[place].append(node.launch(rank, mean, values[place][rank], lost))
+
+    node.together(gpu, launch, order)
+    return Results(values, residuals, finite)
+
+
+def wrong(node: Node, results: Results, *means: Mean) -> str:
+    """Say what first differs from the definition; nothing if all is as it should be."""
+    for place, mean in enumerate(means):
+        value, lost = mean.wanted
+        for rank in range(mean.ranks):
+            at = f"mean {place}, rank {rank}"
+            if found := difference(results.values[place][rank], value):
+                return f"{at}: {found}"
+            if mean.residual and (found := difference(results.residuals[place][rank], lost[rank])):
+                return f"{at}, residual: {found}"
+            if results.finite[place][rank].tolist() != mean.good(node.ctas):
+                return f"{at}: {results.finite[place][rank].tolist()} are finite, not {mean.good(node.ctas)}"
+    ended = [_int32(node.begun + len(means))] * node.ctas
+    for rank in range(node.ranks):
+        if node.counters[rank].tolist() != ended or node.control[rank].any():
+            return f"rank {rank} ends with {node.counters[rank].tolist()} and {node.control[rank].tolist()}"
+    return ""
+
+
+def checked(gpu: Any, *means: Mean, order: Any = None, ctas: int = 2, **options: Any) -> None:
+    """Run means one after another in an order, in memory of their own, and compare."""
+    node = Node(means[0].ranks, max(mean.bytes for mean in means), ctas, **options)
+    results = run(gpu, node, *means, order=order)
+    assert not (found := wrong(node, results, *means)), f"{means}, {order and order.name}: {found}"
