@@ -39,7 +39,7 @@ ROOF = 26 if GPU else 24
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=RESULTS, help="where JSON and picture go")
-    parser.add_argument("--largest", type=int, default=28 if GPU else 22, help="the largest size, as a power of two")
+    parser.add_argument("--largest", type=int, default=28 if GPU else 24, help="the largest size, as a power of two")
     parser.add_argument("--seconds", type=float, default=240.0, help="begin nothing new after so long")
     parser.add_argument("--predicted", action="store_true", help="measure nothing; predict from executed PTX")
     parser.add_argument("--page", action="store_true", help="measure nothing; write bench/README.md")
