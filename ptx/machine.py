@@ -41,6 +41,7 @@ class Launch:
             where; `met` where threads meet at a barrier; and `fenced` at a fence.
         of: what messages say of a program's number.
         clock: the time in nanoseconds, whenever a thread asks for it.
+        executed: for the rank of each block that has run, [lanes, warps] that have executed it in this launch.
     """
 
     grid: tuple[int, int, int]
@@ -50,6 +51,7 @@ class Launch:
     observers: tuple = ()
     of: str = ""
     clock: Callable[[], int] = field(default_factory=lambda: count(0, 1000).__next__)
+    executed: dict[int, np.ndarray] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,9 @@ class Program:
             left -= 1
             if left < 0:
                 raise EndlessLoop(f"{step.first}: the kernel has run {LIMIT} blocks and not ended")
-            self.executed[rank] += frame.lanes_and_warps(on)
+            executed = np.array(frame.lanes_and_warps(on))
+            self.executed[rank] += executed
+            frame.launch.executed[rank] = frame.launch.executed.get(rank, 0) + executed
             for pause, actions in step.parts:
                 if pause and frame.pauses:
                     executing = on if pause.guard is None else frame.where(pause.guard, on)
@@ -252,6 +256,10 @@ class Frame:
         }[register]
         values = np.asarray(made["xyz".index(axis) if axis else 0])
         return np.broadcast_to(values.astype(np.uint32), (self.count,))
+
+    def forget(self):
+        """Free the registers and the shared memory of a frame that has ended."""
+        self.registers, self._special, self.shared = {}, {}, None
 
     # Which lanes execute.
 

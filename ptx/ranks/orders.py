@@ -32,6 +32,9 @@ class Order:
         self.choices.append(self._choose(able, current, state))
         return self.choices[-1]
 
+    def touched(self, program: Hashable, word: Hashable, writes: bool) -> None:
+        """Hear that a program has read or written a word that orders accesses."""
+
     def _choose(self, able, current, state):
         return able.index(current) if current in able else 0
 
@@ -61,34 +64,79 @@ class Drawn(Order):
         return first
 
 
+class Known:
+    """What the orders run so far have shown.
+
+    Attributes:
+        states: where each has been, and with how many preemptions left.
+        changed: programs were found to be related that were not known to be.
+    """
+
+    def __init__(self) -> None:
+        self.states: dict[Hashable, int] = {}
+        self.changed = False
+        self._leads: dict[Hashable, Hashable] = {}
+
+    def group(self, key: Hashable) -> Hashable:
+        """Return what a program has in common with all that are related to it: the least of them, or a word."""
+        while self._leads.get(key, key) != key:
+            key = self._leads[key]
+        return key
+
+    def relate(self, one: Hashable, other: Hashable) -> None:
+        """Two programs have accessed one word, which one of them writes."""
+        first, second = sorted((self.group(one), self.group(other)))
+        if first != second:
+            self._leads[second] = first
+            self.changed = True
+
+
 class Bounded(Order):
     """An order that begins with given choices and goes on as `Order` does.
+
+    Programs that are not related, by words that they both access, run one group after another: orders in which their
+    turns are mixed otherwise differ in nothing.
 
     Attributes:
         others: the beginnings of orders that differ from this one after its own beginning.
     """
 
-    def __init__(self, begin: tuple[int, ...], left: int, known: dict):
+    def __init__(self, begin: tuple[int, ...], left: int, known: Known):
         super().__init__()
         self.begin, self.left, self.known = begin, left, known
         self.name = f"the order that begins with the choices {list(begin)}"
         self.others: list[tuple[tuple[int, ...], int]] = []
         self.ended = False
+        self._readers: dict[int, set] = {}
+        self._writers: dict[int, set] = {}
+
+    def touched(self, program, word, writes):
+        readers, writers = self._readers.setdefault(word, set()), self._writers.setdefault(word, set())
+        if writes and program not in writers:
+            writers.add(program)
+            for each in readers | writers:
+                self.known.relate(program, each)
+        elif not writes and program not in readers:
+            readers.add(program)
+            for each in writers:
+                self.known.relate(program, each)
 
     def _choose(self, able, current, state):
-        place, at = len(self.choices), able.index(current) if current in able else None
+        place = len(self.choices)
+        groups = [self.known.group(each) for each in able]
+        group = self.known.group(current) if current in able else min(groups)
+        related = [at for at, each in enumerate(groups) if each == group]
+        first = able.index(current) if current in able else related[0]
         if place < len(self.begin):
             return self.begin[place]
-        first = 0 if at is None else at
-        here = (state(), able[first], current if at is not None else None)
-        if self.ended or self.known.get(here, -1) >= self.left:
+        here = (state(), group, current if current in able else None)
+        if self.ended or self.known.states.get(here, -1) >= self.left:
             self.ended = True  # what follows has been run from here
             return first
-        self.known[here] = self.left
-        left = self.left if at is None else self.left - 1
+        self.known.states[here] = self.left
+        left = self.left if current not in able else self.left - 1
         if left >= 0:
-            others = (other for other in range(len(able)) if other != first)
-            self.others += [((*self.choices, other), left) for other in others]
+            self.others += [((*self.choices, other), left) for other in related if other != first]
         return first
 
 
@@ -102,10 +150,14 @@ def every(preemptions: int) -> Iterator[Order]:
     """Yield all orders with at most so many preemptions; each must have run before the next is asked for.
 
     Two orders that differ in the order of independent accesses alone are one: of the second nothing more is tried from
-    where it comes to the same state.
+    where it comes to the same state. Programs that access no word of which one of them writes are tried apart, each
+    group with as many preemptions; if a run shows that some have one, all begins anew.
     """
-    left, known = [((), preemptions)], {}
+    known, left = Known(), [((), preemptions)]
     while left:
         order = Bounded(*left.pop(), known)
         yield order
         left += order.others
+        if known.changed:
+            known.states.clear()
+            known.changed, left = False, [((), preemptions)]

@@ -16,7 +16,8 @@ class Part:
 
     Attributes:
         name: for messages: "inbox of rank 1".
-        owner: the rank whose kernels alone may access it; None if all may.
+        home: the rank in whose memory it is.
+        shared: kernels of all ranks may access it.
         signals: its words order accesses.
         first: the number of its first byte among those of all parts.
         whole: where the tensor begins of which it is a part.
@@ -25,7 +26,8 @@ class Part:
     begin: int
     end: int
     name: str
-    owner: int | None
+    home: int
+    shared: bool
     signals: bool
     first: int
     whole: int
@@ -47,10 +49,10 @@ class Places:
                 raise ValueError(f"{name} has {len(each)} tensors, and there are {ranks} ranks: give one of each rank")
             for rank, tensor in enumerate(each):
                 regions.append(region_of(tensor, f"{name} of rank {rank}"))
-                self.add(regions[-1], None, signals)
+                self.add(regions[-1], rank, True, signals)
         return regions
 
-    def add(self, region: Region, owner: int | None, signals: bool = False) -> None:
+    def add(self, region: Region, home: int, shared: bool = False, signals: bool = False) -> None:
         """Add what is not yet known of a region; raise OwnerFault if another has a part of it."""
         at = region.begin
         while at < region.end:
@@ -59,14 +61,14 @@ class Places:
             if here is None:
                 following = self.parts[place + 1].begin if place + 1 < len(self.parts) else region.end
                 end = min(region.end, following)
-                insort(self.parts, Part(at, end, region.name, owner, signals, self.count, region.begin))
+                insort(self.parts, Part(at, end, region.name, home, shared, signals, self.count, region.begin))
                 self.count += end - at
                 at = end
                 continue
-            if here.owner != owner and here.owner is not None:
+            if here.home != home and not here.shared:
                 raise OwnerFault(f"{region.name} and {here.name} are the same memory, which is not declared symmetric")
-            if here.signals != signals and owner is None:
-                raise OwnerFault(f"{region.name} and {here.name} are the same memory, of which one is of signals")
+            if shared and (here.signals, here.home) != (signals, home):
+                raise OwnerFault(f"{region.name} and {here.name} are the same memory, declared twice")
             at = here.end
         self._index()
 
@@ -74,11 +76,12 @@ class Places:
         self.begins = np.array([part.begin for part in self.parts], np.int64)
         self.ends = np.array([part.end for part in self.parts], np.int64)
         self.firsts = np.array([part.first for part in self.parts], np.int64)
-        self.owners = np.array([-1 if part.owner is None else part.owner for part in self.parts], np.int64)
+        self.homes = np.array([part.home for part in self.parts], np.int64)
+        self.shared = np.array([part.shared for part in self.parts], bool)
         self.signals = np.array([part.signals for part in self.parts], bool)
 
     def find(self, access, addresses: np.ndarray, rank: int) -> np.ndarray:
-        """Return the part in which each address of an access lies; raise a Fault where a rank may not access it."""
+        """Return the part in which each address of an access lies; raise a Fault where a rank has no access."""
         part = np.searchsorted(self.begins, addresses, side="right") - 1
         unknown = (part < 0) | (addresses >= self.ends[part]) if self.parts else np.ones(len(addresses), bool)
         if unknown.any():  # the kernel has its address from a table
@@ -86,20 +89,16 @@ class Places:
             [region] = [each for each in access.frame.memory.regions if each.begin <= address < each.end]
             self.add(Region(region.begin, region.end, f"{region.name} of rank {rank}"), rank)
             return self.find(access, addresses, rank)
-        wrong = (self.owners[part] != rank) & (self.owners[part] >= 0)
+        wrong = (self.homes[part] != rank) & ~self.shared[part]
         if wrong.any():
             self._refuse(access, addresses, part, wrong)
-        beyond = addresses + access.width > self.ends[part]
+        beyond = (addresses + access.width > self.ends[part]) & self.shared[part]
         if beyond.any():
             place = int(np.argmax(beyond))
-            here = self.parts[part[place]]
-            if place_after := next((each for each in self.parts if each.begin == here.end), None):
-                same = (place_after.owner, place_after.signals) == (here.owner, here.signals)
-                if not same or here.owner is None:
-                    raise MemoryFault(
-                        f"{access.instruction.place}: {access.frame.thread(access.on, beyond)} accesses {access.width} "
-                        f"bytes at {self.name(int(addresses[place]))}, which goes on into {place_after.name}"
-                    )
+            raise MemoryFault(
+                f"{access.instruction.place}: {access.frame.thread(access.on, beyond)} accesses {access.width} bytes "
+                f"at {self.name(int(addresses[place]))}, which goes on behind its end"
+            )
         return part
 
     def _refuse(self, access, addresses, part, wrong):

@@ -1,6 +1,6 @@
 """Launches of several ranks at once: programs run in turns, in an order that somebody chooses."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -11,6 +11,7 @@ from ..memory import Global
 from ..watching import Races
 from .orders import Order
 from .places import Places
+from .traffic import Traffic
 from .turns import Turn, Turns
 from .watch import OfRank, Watch
 
@@ -27,11 +28,13 @@ class Together:
         turns: how often a program went on.
         choices: how often more than one could; the place of each choice, with which the order can be repeated.
         launches: of each rank.
+        traffic: bytes and sectors that went between ranks.
     """
 
     turns: int
     choices: tuple[int, ...]
     launches: tuple[int, ...]
+    traffic: Traffic
 
 
 @dataclass
@@ -46,6 +49,7 @@ class _Stream:
     waiting: list[int] = field(default_factory=list)  # programs that have not begun
     left: int = 0  # programs that have not ended
     observers: tuple = ()
+    launch: OfRank | None = None
 
 
 class Running:
@@ -57,11 +61,12 @@ class Running:
         symmetric: its regions.
         order: chooses who goes on.
         resident: how many programs of a rank run at a time; None for all.
-        watchers: makes further observers.
+        watchers: make further observers.
+        found: takes faults of order; None to raise the first.
     """
 
     def __init__(
-        self, streams, places: Places, symmetric, order: Order, resident=None, watchers: Sequence[Callable] = ()
+        self, streams, places: Places, symmetric, order: Order, resident=None, watchers: Sequence = (), found=None
     ):
         self.order, self.resident, self.symmetric, self.watchers = order, resident, symmetric, watchers
         self.streams, first = [], 0
@@ -73,7 +78,7 @@ class Running:
                 for region in each.regions:
                     name = f"{region.name} of {each.program.kernel.name} of rank {rank}"
                     places.add(replace(region, name=name), rank)
-        self.watch, self.turns = Watch(first, places, len(self.streams) > 1), Turns()
+        self.watch, self.turns = Watch(first, places, len(self.streams) > 1, found), Turns(order)
         self.watch.turn = self.turns
         made = [make() for make in watchers]
         self.shared = [each for each in made if getattr(each, "of_all", False)]
@@ -85,59 +90,60 @@ class Running:
         """Run all; raise a Fault that names the order."""
         try:
             with np.errstate(all="ignore"):
-                for stream in self.streams:
-                    self._next(stream)
+                self._begin()
                 while self.turns.live:
                     self._turn()
+                    self._begin()
         except Fault as fault:
             fault.args = (f"{fault}, in {self.order.name}",)
             raise
         for each in self.shared:
             each.ended()
         launches = tuple(len(stream.launches) for stream in self.streams)
-        return Together(self.count, tuple(self.order.choices), launches)
+        return Together(self.count, tuple(self.order.choices), launches, self.watch.traffic)
 
     # Launches of a rank.
 
+    def _begin(self):
+        """Begin programs that have a place, and the next launches of ranks whose last has ended."""
+        for stream in self.streams:
+            while stream.waiting or (stream.left == 0 and stream.number < len(stream.launches)):
+                if not stream.waiting:
+                    self._next(stream)
+                elif self.resident is not None and stream.left - len(stream.waiting) >= self.resident:
+                    break
+                else:  # up to its first pause it orders nothing
+                    program = stream.launches[stream.number].program
+                    turn = Turn(program, stream.launch, stream.number, stream.waiting.pop(0))
+                    self.turns.live[turn.key] = turn
+                    self._step(turn)
+
     def _next(self, stream):
-        """Begin the next launch of a rank that has programs."""
+        """Begin the next launch of a rank, if there is one."""
         for observer in stream.observers:
             observer.ended()
-        stream.observers = ()
+        stream.observers, stream.number = (), stream.number + 1
         if stream.threads:
             self.watch.clocks.meet(np.arange(stream.first, stream.first + stream.threads))
-        stream.number += 1
-        while stream.number < len(stream.launches) and stream.launches[stream.number].programs == 0:
-            stream.number += 1
-        if stream.number >= len(stream.launches):
+        if stream.number == len(stream.launches):
             return
         prepared = stream.launches[stream.number]
-        made = [
-            each if not isinstance(each, Races) else Races(each.strict, ("shared",))
-            for each in (m() for m in self.apart)
-        ]
-        stream.observers = tuple(made)
+        stream.waiting, stream.left = [*range(prepared.programs)], prepared.programs
+        if not prepared.programs:
+            return
+        made = (make() for make in self.apart)
+        stream.observers = tuple(Races(each.strict, ("shared",)) if isinstance(each, Races) else each for each in made)
         stream.launch = OfRank(
             prepared.grid, prepared.arguments, Global([*prepared.regions, *self.symmetric], prepared.others),
-            prepared.shared, (self.watch, *self.shared, *made), self._of(stream.rank), self._clock,
+            prepared.shared, (self.watch, *self.shared, *stream.observers), self._of(stream.rank), self._clock,
             rank=stream.rank, kernel=prepared.program.kernel.name, first=stream.first,
         )  # fmt: skip
         for observer in stream.observers:
             if hasattr(observer, "began"):
                 observer.began(prepared.program, stream.launch)
-        stream.waiting, stream.left = [*range(prepared.programs)], prepared.programs
-        for _ in range(min(self.resident or prepared.programs, prepared.programs)):
-            self._begin(stream)
 
     def _of(self, rank):
         return f" of rank {rank}" if len(self.streams) > 1 else ""
-
-    def _begin(self, stream):
-        """Begin a program, and run it to its first pause: until then it orders nothing."""
-        prepared = stream.launches[stream.number]
-        turn = Turn(prepared.program, stream.launch, stream.number, stream.waiting.pop(0))
-        self.turns.live[turn.key] = turn
-        self._step(turn)
 
     def _step(self, turn):
         self.turns.current, self.count = turn, self.count + 1
@@ -146,12 +152,11 @@ class Running:
         stream = self.streams[turn.launch.rank]
         self.watch.must_have_acquired(turn.frame, self.watch.threads(turn.frame, None))
         del self.turns.live[turn.key]
+        turn.frame.forget()
         self._progress()
         stream.left -= 1
-        if stream.waiting:
-            self._begin(stream)
-        elif stream.left == 0:
-            self._next(stream)
+        if len(stream.launches) > 1 or self.resident is not None:  # others wait for the end of this one
+            self.order.touched(turn.key, (stream.rank,), True)
 
     # Who goes on.
 

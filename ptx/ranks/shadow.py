@@ -1,11 +1,17 @@
-"""Races: for each byte the last write, and the reads since, that may come at the same time as the next access.
+"""Races: the accesses to each byte that may come at the same time as the next one.
 
-PTX ISA, section 8.8 "Release and acquire patterns" and 8.9.2: two accesses to a byte, one of which writes, race unless
-one comes before the other, or both are morally strong: each orders accesses, with a scope that includes the other's
-thread. Threads that store the same in one instruction do not race with one another.
+PTX ISA, sections 8.6 and 8.9.2: two accesses to a byte, one of which writes, race unless one comes before the other, or
+both are morally strong: each orders accesses, with a scope that includes the other's thread. Threads that store the
+same in one instruction do not race with one another.
+
+Of plain accesses, a byte keeps the last write and the reads since; of a read that comes before another, only the
+other: what follows this follows both. They are columns of arrays. Accesses that order others are few, and are kept as
+objects, since such a one may race with a third though it comes before a second.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -15,6 +21,7 @@ from .clocks import Clocks
 
 NONE, SEVERAL = -2, -1  # in place of a thread: nobody, or more than one in one event
 CTA, GPU, SYS = SCOPES["cta"], SCOPES["gpu"], SCOPES["sys"]
+BLOCK = 16  # bytes, by which strong accesses are found
 
 
 def reaches(scope: int, one: tuple[int, int], other: tuple[int, int]) -> bool:
@@ -33,27 +40,44 @@ class Event:
     width: int
     who: tuple[int, int]  # rank and CTA
     strength: Strength
+    writes: bool
+
+    @cached_property
+    def together(self) -> bool:
+        """All threads have accessed the same bytes."""
+        return bool((self.first == self.first[0]).all())
 
     def over(self, byte: int) -> np.ndarray:
         """Which of the threads have accessed a byte."""
+        if self.together:
+            return np.arange(len(self.threads))
         return np.flatnonzero((self.first <= byte) & (byte < self.first + self.width))
 
 
+@dataclass(frozen=True)
+class Race:
+    """Two events' threads access a byte."""
+
+    other: Event
+    byte: int
+    thread_of_other: int
+    thread: int
+
+
 class _Slot:
-    """One access for each byte."""
+    """One plain access for each byte."""
 
     def __init__(self, size):
         self.thread = np.full(size, NONE, np.int32)
         self.epoch, self.event = np.zeros(size, np.int32), np.zeros(size, np.int32)
-        self.scope = np.zeros(size, np.int8)
 
     def grow(self, size):
         more = _Slot(size - len(self.thread))
         for name, column in vars(self).items():
             setattr(self, name, np.concatenate([column, getattr(more, name)]))
 
-    def put(self, bytes_, thread, epoch, event, scope):
-        self.thread[bytes_], self.epoch[bytes_], self.event[bytes_], self.scope[bytes_] = thread, epoch, event, scope
+    def put(self, bytes_, thread, epoch, event):
+        self.thread[bytes_], self.epoch[bytes_], self.event[bytes_] = thread, epoch, event
 
 
 class Shadow:
@@ -62,6 +86,8 @@ class Shadow:
     def __init__(self, clocks: Clocks):
         self.clocks, self.size, self.events = clocks, 0, []
         self.written, self.read = _Slot(0), []
+        self.kept = 4096  # events, before those are forgotten that no byte has
+        self.strong: dict[int, list[tuple[int, Event]]] = {}  # by block, first bytes and events
 
     def grow(self, size: int) -> None:
         if size > self.size:
@@ -69,33 +95,47 @@ class Shadow:
                 slot.grow(size)
             self.size = size
 
-    def add(self, event: Event, writes: bool, same: np.ndarray | None) -> tuple[Event, int, int, int] | None:
-        """Note an event. If it races, return the other event, the byte, the other's thread and the event's.
+    def add(self, event: Event, same: np.ndarray | None) -> Race | None:
+        """Note an event; return how it races, if it does.
 
         Args:
             same: for events that write: the bytes that are written, a row for each thread; None if they may differ.
         """
-        self.events.append(event)
         bytes_ = (event.first[:, None] + np.arange(event.width)).ravel()
         place = np.repeat(np.arange(len(event.threads)), event.width)
         single, which = np.unique(bytes_, return_index=True)
         several = len(single) < len(bytes_)
-        if several and same is not None and (found := self._differs(event, bytes_, place, same.ravel())):
+        found = self._differs(event, bytes_, place, same.ravel()) if several and same is not None else None
+        for slot in (self.written, *(self.read if event.writes else ())):
+            found = found or self._conflict(slot, event, bytes_, place)
+        if self.strong:
+            found = found or self._conflict_with_strong(event)
+        if event.strength.scope:
+            self._keep_strong(event)
             return found
-        for slot in (self.written, *(self.read if writes else ())):
-            if found := self._conflict(slot, event, bytes_, place):
-                return found
+        self.events.append(event)
+        if len(self.events) > self.kept:
+            self._forget()
         threads, epochs = event.threads[place[which]], event.epochs[place[which]]
         if several:
             count = np.bincount(np.searchsorted(single, bytes_))
             threads = np.where(count > 1, SEVERAL, threads)
-        if writes:
-            self.written.put(single, threads, epochs, len(self.events) - 1, event.strength.scope)
+        if event.writes:
+            self.written.put(single, threads, epochs, len(self.events) - 1)
             for slot in self.read:
                 slot.thread[single] = NONE
         else:
             self._keep_read(event, single, threads, epochs)
-        return None
+        return found
+
+    def _forget(self):
+        """Keep those events alone that a byte still has, and the last."""
+        slots = (self.written, *self.read)
+        still = np.unique(np.concatenate([slot.event[slot.thread != NONE] for slot in slots]))
+        for slot in slots:
+            slot.event = np.searchsorted(still, slot.event).astype(np.int32)
+        self.events = [self.events[each] for each in still] + self.events[-1:]
+        self.kept = max(4096, 2 * len(self.events))
 
     def _differs(self, event, bytes_, place, values):
         """Two threads of one instruction write a byte unlike."""
@@ -105,65 +145,63 @@ class Shadow:
             return None
         one = int(np.argmax(unlike))
         two = event.threads[place[order[[one, one + 1]]]]
-        return event, int(bytes_[order[one]]), int(two[0]), int(two[1])
+        return Race(event, int(bytes_[order[one]]), int(two[0]), int(two[1]))
+
+    def _known(self, event, new, other, old):
+        """For each of some threads of an event, and of an earlier one, whether that one's access comes before."""
+        return self.clocks.know(event.threads[new][:, None], other.threads[old][None], other.epochs[old][None])
+
+    def _apart(self, event, other, byte):
+        """The race of two events at a byte, if some threads of the second do not follow some of the first."""
+        old, new = other.over(byte), event.over(byte)
+        ordered = self._known(event, new, other, old)
+        if ordered.all():
+            return None
+        one, two = np.argwhere(~ordered)[0]
+        return Race(other, byte, int(other.threads[old[two]]), int(event.threads[new[one]]))
+
+    # Plain accesses.
 
     def _conflict(self, slot, event, bytes_, place):
         before = slot.thread[bytes_]
         there = np.flatnonzero(before != NONE)
         if not len(there):
             return None
-        bytes_, place, before = bytes_[there], place[there], before[there]
-        threads = event.threads[place]
-        known = self.clocks.know(threads, np.maximum(before, 0), slot.epoch[bytes_])
-        suspect = np.flatnonzero(~known | (before == SEVERAL))
-        if not len(suspect):
-            return None
-        if event.strength.scope:
-            suspect = suspect[~self._strong(slot, event, bytes_[suspect])]
-        for at in suspect[before[suspect] != SEVERAL]:
-            other = self.events[slot.event[bytes_[at]]]
-            return other, int(bytes_[at]), int(before[at]), int(threads[at])
-        judged = {}
-        for at in suspect:
-            key = slot.event[bytes_[at]], place[at]
-            other = self.events[key[0]]
-            over = other.over(bytes_[at])
-            if judged.get(key) == len(over):
-                continue
-            judged[key] = len(over)
-            ordered = self.clocks.know(threads[at : at + 1], other.threads[over], other.epochs[over])
-            if not ordered.all():
-                return other, int(bytes_[at]), int(other.threads[over[np.argmin(ordered)]]), int(threads[at])
-        return None
+        bytes_, before, threads = bytes_[there], before[there], event.threads[place[there]]
+        unknown = ~self.clocks.know(threads, np.maximum(before, 0), slot.epoch[bytes_]) & (before != SEVERAL)
+        if unknown.any():
+            at = int(np.argmax(unknown))
+            return Race(self.events[slot.event[bytes_[at]]], int(bytes_[at]), int(before[at]), int(threads[at]))
+        races = (self._apart(event, *each) for each in self._of_several(slot, event, bytes_[before == SEVERAL]))
+        return next((race for race in races if race), None)
 
-    def _strong(self, slot, event, bytes_):
-        """Which bytes an event and that in a slot may access at the same time: both are morally strong."""
-        found = np.zeros(len(bytes_), bool)
-        events = slot.event[bytes_]
-        for each in np.unique(events):
-            other = self.events[each]
-            found[events == each] = reaches(other.strength.scope, other.who, event.who) and reaches(
-                event.strength.scope, event.who, other.who
-            )
-        return found
+    def _of_several(self, slot, event, bytes_) -> Iterator[tuple[Event, int]]:
+        """Yield events in a slot and bytes, of bytes that the same threads have accessed only one."""
+        done = set()
+        for byte in np.unique(bytes_).tolist():
+            number = slot.event[byte]
+            other = self.events[number]
+            key = number, None if other.together and event.together else byte
+            if key not in done:
+                done.add(key)
+                yield other, byte
 
     def _keep_read(self, event, bytes_, threads, epochs):
-        """Put reads where there is none, or one that comes before: what follows this one follows that one."""
-        left = np.ones(len(bytes_), bool)
-        number, scope = len(self.events) - 1, event.strength.scope
+        """Put reads where there is none, or one that comes before."""
+        left, number = np.ones(len(bytes_), bool), len(self.events) - 1
         for slot in self.read:
             free = left & (slot.thread[bytes_] == NONE)
-            occupied = np.flatnonzero(left & ~free & (slot.scope[bytes_] >= scope))
+            occupied = np.flatnonzero(left & ~free)
             if len(occupied):
-                free[occupied] = self._subsumed(slot, event, bytes_[occupied], threads[occupied])
-            slot.put(bytes_[free], threads[free], epochs[free], number, scope)
+                free[occupied] = self._before(slot, event, bytes_[occupied], threads[occupied])
+            slot.put(bytes_[free], threads[free], epochs[free], number)
             left &= ~free
             if not left.any():
                 return
         self.read.append(_Slot(self.size))
-        self.read[-1].put(bytes_[left], threads[left], epochs[left], number, scope)
+        self.read[-1].put(bytes_[left], threads[left], epochs[left], number)
 
-    def _subsumed(self, slot, event, bytes_, threads):
+    def _before(self, slot, event, bytes_, threads):
         """Which bytes' reads in a slot all come before some thread's read in an event."""
         before = slot.thread[bytes_]
         simple = (before != SEVERAL) & (threads != SEVERAL)
@@ -172,11 +210,44 @@ class Shadow:
             found[simple] = self.clocks.know(threads[simple], before[simple], slot.epoch[bytes_[simple]])
         judged = {}
         for at in np.flatnonzero(~simple):
-            other = self.events[slot.event[bytes_[at]]]
-            old, new = other.over(bytes_[at]), event.over(bytes_[at])
-            key = slot.event[bytes_[at]], old.tobytes(), new.tobytes()
+            byte, number = int(bytes_[at]), slot.event[bytes_[at]]
+            other = self.events[number]
+            key = number, None if other.together and event.together else byte
             if key not in judged:
-                pairs = event.threads[new][:, None], other.threads[old][None], other.epochs[old][None]
-                judged[key] = self.clocks.know(*pairs).any(axis=0).all()
+                judged[key] = self._known(event, event.over(byte), other, other.over(byte)).any(axis=0).all()
             found[at] = judged[key]
         return found
+
+    # Accesses that order others.
+
+    def _conflict_with_strong(self, event):
+        """Look for one that an event does not follow, and with which it is not morally strong."""
+        for first in np.unique(event.first).tolist():
+            for block in _blocks(first, event.width):
+                for at, other in self.strong.get(block, ()):
+                    low, high = max(first, at), min(first + event.width, at + other.width)
+                    conflict = low < high and (event.writes or other.writes) and not _both_strong(event, other)
+                    if conflict and (race := self._apart(event, other, low)):
+                        return race
+        return None
+
+    def _keep_strong(self, event):
+        """Keep it in place of one of its program that it follows, is no stronger than, and conflicts with as much."""
+        for first in np.unique(event.first).tolist():
+            for block in _blocks(first, event.width):
+                kept = [each for each in self.strong.get(block, ()) if not self._replaces(event, first, *each)]
+                self.strong[block] = [*kept, (first, event)]
+
+    def _replaces(self, event, first, at, other):
+        alike = (at, other.width, other.who) == (first, event.width, event.who)
+        if not alike or event.strength.scope > other.strength.scope or event.writes < other.writes:
+            return False
+        return self._known(event, event.over(first), other, other.over(first)).any(axis=0).all()
+
+
+def _blocks(first, width):
+    return range(first // BLOCK, (first + width - 1) // BLOCK + 1)
+
+
+def _both_strong(one, other):
+    return reaches(one.strength.scope, one.who, other.who) and reaches(other.strength.scope, other.who, one.who)

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..driver import Executed
+from ..faults import Fault
 from .orders import Order
 from .places import Places
 from .running import Running, Together
@@ -18,6 +19,7 @@ def together(
     signals: dict[str, list[Any]] | None = None,
     order: Order | None = None,
     resident: int | None = None,
+    found: list[Fault] | None = None,
 ) -> Together:
     """Run what every rank launches at the same time, and check that signals order all that ranks share.
 
@@ -30,6 +32,7 @@ def together(
         signals: likewise, tensors of words that order accesses: each access to them must be strong, of scope `.sys`.
         order: in which programs run, from `drawn` or `every`; by default each goes on until it waits.
         resident: how many programs of a rank run at a time; by default all.
+        found: takes each RaceFault and SignalFault, and the ranks run on; by default the first is raised.
 
     Raises:
         RaceFault: two accesses to a byte, one of which writes, that no chain of releases and acquires orders.
@@ -44,4 +47,4 @@ def together(
         with gpu.queued() as queue:
             launch(rank)
         streams.append(queue)
-    return Running(streams, places, regions, order or Order(), resident, gpu.watchers).run()
+    return Running(streams, places, regions, order or Order(), resident, gpu.watchers, found).run()

@@ -7,6 +7,7 @@ import numpy as np
 
 from ..machine import Frame, Program
 from ..text import Instruction
+from .orders import Order
 from .watch import OfRank
 from .words import Word
 
@@ -84,17 +85,20 @@ class Turns:
         waiting: how many programs poll an address.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, order: Order) -> None:
+        self.order = order
         self.live: dict[tuple[int, int, int], Turn] = {}
         self.current: Any = None
 
     def polled(self, address: int, word: Word | None, instruction: Instruction) -> None:
         self.current.polls[address] = instruction
+        self.order.touched(self.current.key, address, False)
         self.current.note(address, word.changes if word else 0, instruction)
 
     def wrote(self, address: int, word: Word, instruction: Instruction) -> None:
         """A word was written: who polls it looks again, and the writer has got on."""
         self._changed([address])
+        self.order.touched(self.current.key, address, True)
         self.current.note(address, word.changes, instruction)
 
     def changed(self, addresses: np.ndarray, width: int) -> None:

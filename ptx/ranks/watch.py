@@ -12,6 +12,7 @@ from ..watching.races import bytes_stored
 from .clocks import Clocks
 from .places import Places
 from .shadow import Event, Shadow
+from .traffic import Traffic
 from .words import Words
 
 
@@ -36,16 +37,19 @@ class Watch:
     Args:
         threads: of all ranks.
         several: there is more than one rank.
+        found: takes races, and accesses to signals that order nothing; None to raise the first.
 
     Attributes:
         turn: of the program that runs, what it reads and writes until it pauses: a `Turn`.
     """
 
-    def __init__(self, threads: int, places: Places, several: bool):
+    def __init__(self, threads: int, places: Places, several: bool, found: list | None = None):
+        self.found = found
         self.clocks, self.places, self.several = Clocks(threads), places, several
         self.shadow, self.words = Shadow(self.clocks), Words(self.clocks)
+        self.traffic = Traffic()
         self.turn: Any = None
-        self.last: tuple[Access, np.ndarray, np.ndarray] | None = None
+        self.last: tuple[Event, np.ndarray, np.ndarray] | None = None
 
     def threads(self, frame: Frame, on) -> np.ndarray:
         """Return the numbers of lanes among the threads of all ranks."""
@@ -65,17 +69,34 @@ class Watch:
             self._check_signals(access, addresses, signals)
         self.shadow.grow(self.places.count)
         strength, kind = access.strength, access.kind
+        if (self.places.homes[part] != frame.launch.rank).any():
+            self.traffic.add(access, addresses, self.places.homes[part])
+        event = self._event(access, addresses, threads, part)
+        if not strength.scope:
+            same = bytes_stored(access, lanes).reshape(-1, event.width) if kind == "write" else None
+            self._judge(event, same)
+            if kind == "write":
+                self.turn.changed(addresses, access.width)
+        self.last = event, addresses, threads
+
+    def _judge(self, event, same=None):
+        if race := self.shadow.add(event, same):
+            said = [self._said(*each) for each in ((race.other, race.thread_of_other), (event, race.thread))]
+            byte = self.places.name(self._address(race.byte))
+            self._report(RaceFault(f"{said[0]} and {said[1]} access {byte}, and nothing orders them"))
+
+    def _event(self, access, addresses, threads, part):
+        """What the threads do, by the numbers of bytes; an access that goes on into another part, byte by byte."""
+        width = access.width
+        if (addresses + width > self.places.ends[part]).any():
+            addresses = (addresses[:, None] + np.arange(width)).ravel()
+            part = np.searchsorted(self.places.begins, addresses, side="right") - 1
+            threads, width = np.repeat(threads, width), 1
         first = addresses - self.places.begins[part] + self.places.firsts[part]
-        who = frame.launch.rank, frame.first
-        event = Event(access, threads, self.clocks.epoch[threads], first, access.width, who, strength)
-        same = None
-        if kind == "write" and not strength.scope:
-            same = bytes_stored(access, lanes).reshape(-1, access.width)
-        if found := self.shadow.add(event, kind != "read", same):
-            self._refuse(event, found)
-        self.last = access, addresses, threads
-        if kind == "write" and not strength.scope:
-            self.turn.changed(addresses, access.width)
+        who = access.frame.launch.rank, access.frame.first
+        return Event(
+            access, threads, self.clocks.epoch[threads], first, width, who, access.strength, access.kind != "read"
+        )
 
     def _check_signals(self, access, addresses, signals):
         strength = access.strength
@@ -86,17 +107,16 @@ class Watch:
         else:
             return
         word = self.places.name(int(addresses[np.argmax(signals)]))
-        raise SignalFault(
-            f"{access.instruction.place}: the access to {word}, a word of signals, by "
-            f"{access.frame.thread(access.on, signals)} {what}"
+        thread = access.frame.thread(access.on, signals)
+        self._report(
+            SignalFault(f"{access.instruction.place}: the access to {word}, a word of signals, by {thread} {what}")
         )
 
-    def _refuse(self, event, found):
-        other, byte, *threads = found
-        said = [self._said(*each) for each in ((other, threads[0]), (event, threads[1]))]
-        raise RaceFault(
-            f"{said[0]} and {said[1]} access {self.places.name(self._address(byte))}, and nothing orders them"
-        )
+    def _report(self, fault):
+        if self.found is None:
+            raise fault
+        if all(str(fault) != str(each) for each in self.found[-8:]):
+            self.found.append(fault)
 
     def _address(self, byte):
         [part] = [each for each in self.places.parts if each.first <= byte < each.first + each.end - each.begin]
@@ -112,7 +132,8 @@ class Watch:
     def happened(self, values, left=None, wrote=None) -> None:
         if self.last is None or not self.last[0].strength.scope:
             return
-        access, addresses, threads = self.last
+        event, addresses, threads = self.last
+        access = event.access
         size = access.width // len(values)
         for k, value in enumerate(values):
             value = np.broadcast_to(value, threads.shape)
@@ -122,6 +143,7 @@ class Watch:
                 self._store(access, addresses + k * size, threads, value)
             else:
                 self._load(access, addresses + k * size, threads)
+        self._judge(event)  # an acquire comes behind what was released
 
     def _load(self, access, addresses, threads):
         who = access.frame.launch.rank, access.frame.first
@@ -158,10 +180,11 @@ class Watch:
     def _must_release(self, access, address):
         part = self.places.parts[int(np.searchsorted(self.places.begins, address, side="right")) - 1]
         if part.signals and not self.words.words[address].released:
-            raise SignalFault(
+            message = (
                 f"{access.instruction.place}: the write to {self.places.name(address)}, a word of signals, by program "
                 f"{access.frame.first}{access.frame.launch.of} releases nothing: it is relaxed, and behind no fence"
             )
+            self._report(SignalFault(message))
 
     # Where threads meet.
 
@@ -183,11 +206,12 @@ class Watch:
         for thread, address in self.words.unread(threads).items():
             part = self.places.parts[int(np.searchsorted(self.places.begins, address, side="right")) - 1]
             if part.signals:
-                raise SignalFault(
+                message = (
                     f"thread {thread - frame.launch.first - frame.first * frame.threads} of program {frame.first}"
                     f"{frame.launch.of} has read {self.places.name(address)}, a word of signals, without .acquire, "
                     "and no fence follows"
                 )
+                self._report(SignalFault(message))
 
     def ended(self) -> None:
         pass

@@ -31,6 +31,7 @@ class Word:
     writers: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     epochs: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int32))
     released: list[Released] = field(default_factory=list)
+    behind: dict[bytes, list[Released]] = field(default_factory=dict)  # by threads, what they released here last
 
 
 class Words:
@@ -78,10 +79,12 @@ class Words:
         """Threads write a value to a word in one instruction; an atomic operation passes on what was released."""
         word = self.words.setdefault(address, Word())
         released = self._released(threads, strength, who)
+        if strength.releases:
+            word.behind[threads.tobytes()] = released
+        else:  # a strong write behind a release of the same threads
+            released = [*released, *word.behind.get(threads.tobytes(), ())]
         if passes_on:
             released = [*word.released, *released]
-        elif not strength.releases and np.array_equal(threads, word.writers):
-            released = released or word.released  # a strong write behind a release of the same threads
         elif word.value == value and len(word.writers):
             known = self.clocks.know(threads[:, None], word.writers[None], word.epochs[None])
             if not known.all():  # a reader may have its value from either

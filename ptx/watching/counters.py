@@ -92,7 +92,7 @@ class Counters:
     conflicts: int = 0
 
     def began(self, program, launch):
-        self.program, self.launch, self.before = program, launch, program.executed.copy()
+        self.program, self.launch = program, launch
         for block in program.blocks:  # an instruction without a class is refused before anything runs
             for each in _all(block):
                 class_of(each)
@@ -122,7 +122,7 @@ class Counters:
 
     def _instructions(self):
         counts, classes = {}, {}
-        for block, executed in zip(self.program.blocks, self.program.executed - self.before, strict=True):
+        for block, executed in self._executed():
             for each in _all(block):
                 name = ".".join((each.opcode, *each.modifiers)).replace(".::", "::")
                 lanes, warps = counts.get(name, (0, 0))
@@ -130,11 +130,13 @@ class Counters:
                 classes[name] = class_of(each)
         return counts, classes
 
+    def _executed(self):
+        return [(block, self.launch.executed.get(rank, (0, 0))) for rank, block in enumerate(self.program.blocks)]
+
     def _lines(self):
-        counts = zip(self.program.blocks, self.program.executed - self.before, strict=True)
         return {
             each.line: Line(int(executed[1]), **self.of_line.get(each.line, {}))
-            for block, executed in counts
+            for block, executed in self._executed()
             for each in _all(block)
         }
 

@@ -41,7 +41,7 @@ def signal(value, at=0):
     return SIGNAL.format(at=f"+{4 * at}", value=value)
 
 
-def run(*bodies, order=None, threads=32, programs=1, memory=None, resident=None, watchers=(), known=False):
+def run(*bodies, order=None, threads=32, programs=1, memory=None, resident=None, watchers=(), known=False, found=None):
     """Run for each rank its lines, or a list of them, one launch after another. Return the memory and what ran.
 
     With `known`, each kernel knows the addresses of all ranks' own memory.
@@ -59,4 +59,4 @@ def run(*bodies, order=None, threads=32, programs=1, memory=None, resident=None,
         own, others = [region_of(memory.own[rank], "own")], [region_of(each, "own") for each in memory.own]
         others = (lambda regions=others: regions) if known else None
         streams.append([Prepared(Program(text), (programs, 1, 1), (), own, others, 256) for text in texts])
-    return memory, Running(streams, places, regions, order or Order(), resident, watchers).run()
+    return memory, Running(streams, places, regions, order or Order(), resident, watchers, found).run()

@@ -3,11 +3,13 @@
 import pytest
 import torch
 
-from ptx.faults import OwnerFault, RaceFault, SignalFault, Unknown
+from ptx.faults import OwnerFault, RaceFault, SignalFault, Unknown, UnwrittenFault
 from ptx.ranks import drawn
 from ptx.tests.ranks.harness import Memory, run, signal, wait
+from ptx.watching import WATCHERS, Fresh
+from ptx.watching.counters import Counters
 
-ORDERS = 8
+ORDERS = 5
 STORE = "mad.wide.u32 %w, %t, 4, %w;\nst.global.b32 [%w], %t;\n"  # thread t: word t of the peer's data
 LOAD = "mad.wide.u32 %z, %t, 4, %z;\nld.global.b32 %d, [%z];\n"  # of the rank's own
 BAR = "bar.sync 0;\n"
@@ -228,3 +230,41 @@ def test_memory_of_another_rank_is_not_to_be_accessed():
 def test_an_order_that_the_manual_does_not_have_is_refused(line):
     with pytest.raises(Unknown, match="the executor knows no"):
         run(f"{line};\n")
+
+
+def test_faults_of_order_are_collected_and_the_kernels_run_on():
+    found = []
+    memory, _ = run(STORE + signal(1), wait(1) + LOAD, threads=64, found=found)
+    assert torch.equal(memory.data[1][:64], torch.arange(64, dtype=torch.int32))
+    assert {type(each) for each in found} == {RaceFault}
+
+
+def test_traffic_between_ranks_is_counted():
+    _, done = run(STORE + BAR + signal(1), wait(1) + BAR + LOAD, threads=64)
+    word = 2  # each of the two warps writes it
+    assert done.traffic.bytes == {(0, 1, "write"): 64 * 4 + word * 4}
+    assert done.traffic.sectors == {(0, 1, "write"): 64 * 4 // 32 + word}
+
+
+def test_memory_that_no_rank_has_written_is_named():
+    fresh, memory = Fresh(), Memory(2)
+    for data in memory.data:
+        fresh.poison(data)
+    message = "thread 0 of program 0 of rank 1 reads 4 bytes at .* in data of rank 1, where nothing was written"
+    with pytest.raises(UnwrittenFault, match=message):
+        run(signal(1), wait(1) + BAR + LOAD, memory=memory, watchers=(fresh.watcher,))
+    run(STORE + BAR + signal(2), wait(2) + BAR + LOAD, memory=memory, watchers=(fresh.watcher,))
+
+
+def test_launches_are_counted_each_by_itself():
+    counted = []
+    run(STORE + BAR + signal(1), wait(1) + BAR + LOAD, watchers=(lambda: Counters(counted),))
+    mine = {each.instructions.get("ld.global.b32"): each.instructions.get("st.global.b32") for each in counted}
+    assert mine == {None: (32, 1), (32, 1): None}
+
+
+def test_a_race_in_shared_memory_is_found():
+    lines = "mov.u64 %x, room;\nmad.wide.u32 %x, %t, 4, %x;\nst.shared.b32 [%x], %t;\n{}ld.shared.b32 %a, [room+128];\n"
+    run(lines.format(BAR), "mov.u32 %d, 0;\n", threads=64, watchers=WATCHERS)
+    with pytest.raises(RaceFault, match="of shared memory"):
+        run(lines.format(""), lines.format(BAR), threads=64, watchers=WATCHERS)

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from ptx.faults import DeadlockFault, DivergenceFault, MemoryFault
-from ptx.ranks import drawn, every
-from ptx.ranks.running import IDLE
+from ptx.ranks import drawn, every, running
 from ptx.tests.ranks.harness import run, signal, wait
 
 
@@ -28,14 +27,21 @@ def test_every_order_is_all_there_are():
     ways = {(0, 1, 2, 3), (0, 2, 1, 3), (0, 3, 1, 2), (1, 2, 0, 3), (1, 3, 0, 2), (2, 3, 0, 1)}
     assert {*found[0]} == {(0, 1, 2, 3), (2, 3, 0, 1)}
     assert {*found[2]} == {*found[3]} == ways
-    assert len(found[0]) == 2
+    assert len(found[0]) == 1 + 2  # the first showed that they are related
+
+
+def tried(bound, *bodies, programs=1):
+    return sum(1 for order in every(bound) if run(*bodies, programs=programs, order=order))
 
 
 def test_orders_that_differ_in_independent_accesses_alone_are_one():
-    """Of n programs that each write a word of their own, each step from each set of those that have is tried once."""
-    body = "mad.wide.u32 %y, %g, 4, %y;\n" + signal(1)
-    counts = [sum(1 for order in every(2) if run(body, body, programs=programs, order=order)) for programs in (1, 2)]
-    assert counts == [1 + 1, 1 + 3 + 4 * 2 + 6 * 1]
+    """Programs that each write a word of their own; pairs of them that wait for one another; and all for all."""
+    own = "mad.wide.u32 %y, %g, 4, %y;\nmad.wide.u32 %x, %g, 4, %x;\n"
+    assert tried(2, own + signal(1), own + signal(1), programs=3) == 1
+    pairs = [tried(2, *[own + signal(1) + wait(1)] * 2, programs=count) for count in (1, 2)]
+    first = 1  # shows who is related
+    assert pairs == [first + count * (pairs[0] - first - 1) + 1 for count in (1, 2)]
+    assert tried(2, *[own + "ld.acquire.sys.global.b32 %a, [%x+8];\n"] * 2, programs=2) == 1  # nobody writes there
 
 
 def test_a_deadlock_names_who_waits_for_which_word():
@@ -69,12 +75,13 @@ COUNTED = (
 )
 
 
-def test_a_wait_that_counts_may_end_by_itself():
+def test_a_wait_that_counts_may_end_by_itself(monkeypatch):
+    monkeypatch.setattr(running, "IDLE", 200)
     waiting = wait(1).replace("@%p bra WAIT", "@%p bra MORE")
     for order in drawn(4):
         run(COUNTED.format(most=50, wait=waiting), "mov.u32 %d, 0;\n", order=order)
     with pytest.raises(DeadlockFault):
-        run(COUNTED.format(most=IDLE + 10, wait=waiting), "mov.u32 %d, 0;\n")
+        run(COUNTED.format(most=210, wait=waiting), "mov.u32 %d, 0;\n")
 
 
 TIMED = """mov.u64 %w, %globaltimer;
