@@ -180,10 +180,9 @@ class Network(Declared):
         Raises:
             ValueError: `to_json` did not write this text.
         """
-        kinds = {"beta": Line, "part": Link, "compress": Codec}
 
         def part(found: dict[str, Any]) -> Any:
-            kind: Any = next((kind for mark, kind in kinds.items() if mark in found), dict)
+            kind: Any = Line if "beta" in found else Link if "part" in found else Codec if "compress" in found else dict
             return kind(**found)
 
         try:
@@ -243,10 +242,6 @@ class Cost(Declared):
 
     def __add__(self, other: "Cost") -> "Cost":
         return Cost(*map(add, astuple(self), astuple(other)))
-
-    def put_beside(self) -> "Cost":
-        """Return this cost with all of its time on the second lane."""
-        return replace(self, beside=self.seconds, beside_busy=self.busy)
 
 
 @dataclass(frozen=True)

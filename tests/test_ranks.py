@@ -174,20 +174,6 @@ def test_ranks_begin_in_the_folder_and_environment_of_the_caller(tmp_path, monke
         assert told == [["0", "1", "0", "1"]]
 
 
-def test_progress_is_a_bar_for_each_rank(ranks, capsys):
-    pytest.importorskip("tqdm")
-
-    def train():
-        steps = bk.ranks.progress(range(5), "training") if bk.Comm().rank < 2 else range(5)
-        return list(steps)
-
-    assert ranks.run(train) == [[0, 1, 2, 3, 4]] * 3
-    shown = capsys.readouterr().err
-    assert "[0] training: 100%" in shown and "[1] training: 100%" in shown and "[2]" not in shown
-    assert list(bk.ranks.progress(range(3))) == [0, 1, 2]  # elsewhere it only yields
-    assert capsys.readouterr().err == ""
-
-
 SCRIPT = """
 import os, signal, sys, threading, time
 import torch
@@ -341,9 +327,6 @@ def test_refusals_are_sentences(ranks):
         (lambda: ranks.run(os.getpid, keep=1), "keep is True or False, not 1"),
         (lambda: ranks.run(os.getpid, lost=[0, 3]), "a rank in lost is a whole number, 0 to 2, not 3"),
         (lambda: ranks.run(os.getpid, lost=1), "lost is a sequence of ranks, not 1"),
-        (lambda: bk.ranks.progress(3), "steps is an iterable such as a range or a loader, not 3"),
-        (lambda: bk.ranks.progress(range(3), 3), "label is a string, not 3"),
-        (lambda: bk.ranks.progress(range(3), total=-1), "total is a whole number, 0 or more, not -1"),
         (lambda: ranks.run(3), "run takes a function and its arguments, not 3; leave out the parentheses"),
         (lambda: ranks.run(lambda: ranks.size), r"use bk.Comm\(\).rank and bk.Comm\(\).size there"),
         (lambda: ranks.run(print, threading.Lock()), "cannot be sent to the ranks: cannot pickle"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .base import Flight, Lane, Phases, in_profile, moment, tensors_in
+from .base import Flight, Lane, Phases, in_profile, kept_for, moment, tensors_in
 
 # The priority of lanes' streams. The other priority, −1, is higher: FSDP2 uses it, so that its streams do not queue
 # behind backward. When ranks shared one H200, steps took equally long with both priorities: see bench/README.md.
@@ -53,9 +53,7 @@ class CudaLane(Lane):
                 self.stream.wait_stream(stream)
 
     def uses(self, value: Any) -> None:
-        for tensor in tensors_in(value):
-            if tensor.is_cuda:
-                tensor.record_stream(self.stream)
+        kept_for(tensors_in(value), self.stream)
 
     def idle(self) -> bool:
         return bool(self.stream.query())  # it waits for the other
@@ -86,9 +84,7 @@ class CudaFlight(Flight):
             return
         stream.wait_event(self._ended)
         with torch.cuda.stream(stream), torch.no_grad(), in_profile("", self._name):
-            for tensor in tensors_in(self._read):
-                if tensor.is_cuda:  # made on another stream, to whose work its memory may be given
-                    tensor.record_stream(stream)
+            kept_for(tensors_in(self._read), stream)  # made on another stream, whose work may get their memory
             began = moment(self._device)
             try:
                 self._next()
@@ -137,8 +133,7 @@ class CudaFlight(Flight):
             stream.wait_event(self._ended)
         # The result was allocated on the lane's stream. Without this call, the allocator could give its memory to new
         # work of the lane while the current stream still reads it.
-        for tensor in tensors_in(self.value):
-            tensor.record_stream(stream)
+        kept_for(tensors_in(self.value), stream)
         return self.value
 
     def over(self) -> bool:

@@ -42,6 +42,7 @@ class Judge:
     """
 
     rank: int  # this one
+    size: int
     timeout: float  # in seconds, for the sentences
     air: Air  # the launches of this rank
     most: float  # seconds by which the clock moves with a look
@@ -55,24 +56,46 @@ class Judge:
         self.now += min(self.most, self._looked - before)
         return self.now
 
-    def sentence(self, mine: Record, records: dict[int, Record | None]) -> str | None:
+    def sentence(self, mine: Record, records: dict[int, Record]) -> str | None:
         """Return a sentence that names the rank at fault, "" if none can be named yet, or None if no rank waits.
 
         Args:
             mine: the record of this rank.
-            records: the records of all other ranks; None for a rank that has not written one.
+            records: the records of all other ranks that have written one.
         """
-        here = {r: record for r, record in {self.rank: mine, **records}.items() if record is not None}
+        here = {self.rank: mine, **records}
         awaited = _awaited(here)
-        return next(filter(None, self._found(here, awaited, set(records) - set(here))), "") if awaited else None
+        return next(filter(None, self._found(here, awaited)), "") if awaited else None
 
-    def _found(self, here: dict[int, Record], awaited: list[tuple[int, Waiting]], absent: set[int]) -> Iterator[str]:
+    def _found(self, here: dict[int, Record], awaited: list[tuple[int, Waiting]]) -> Iterator[str]:
         for rank, waiting in awaited:
             yield from (_gone(r, record, rank, waiting) for r, record in here.items())
         others, late = {r: record for r, record in here.items() if r != self.rank}, [w for _, w in awaited if w.late]
-        yield diverged(self.rank, len(here) + len(absent), self.air, others, bool(late))
+        yield self.diverged(others, bool(late))
         yield from (self._dead(r, record, here, awaited) for r, record in others.items())
-        yield from (self._late(waiting, here, absent) for waiting in late)
+        yield from (self._late(waiting, here) for waiting in late)
+
+    def diverged(self, records: Mapping[int, Record], sure: bool) -> str:
+        """Return a sentence that names the ranks whose launches differ from the others'; "" if none is found.
+
+        If more than half of all ranks agree, the other ranks are at fault. Without such a majority the sentence names
+        both sides, but only if the caller is `sure` that no majority will form later, or if there are two ranks.
+        """
+        for lane in self.air.latest():
+            here = {r: (record.on(lane), self.air.at(lane, record.on(lane).number)) for r, record in records.items()}
+            known = {r: (theirs, ours) for r, (theirs, ours) in here.items() if ours is not None and theirs.number}
+            others = [r for r, (theirs, ours) in known.items() if theirs.digest != ours.digest]
+            if not others:
+                continue
+            first = min(known[r][0].number for r in others)  # an older record, which still agrees, says nothing
+            agree = [r for r, (theirs, _) in known.items() if r not in others and theirs.number >= first]
+            alike = sorted([self.rank, *agree])
+            theirs, ours = known[others[0]]
+            few, many = sorted(((others, theirs), (alike, ours)), key=lambda side: len(side[0]))
+            if 2 * len(many[0]) <= self.size and not sure and self.size > 2:
+                continue
+            return _sentence(*few, *many, alone=len(few[0]) < len(many[0]))
+        return ""
 
     def heard(self, r: int, beats: int, now: float) -> float:
         """Record that rank `r` has made `beats` heartbeats at time `now`; return when that number was first seen."""
@@ -80,9 +103,9 @@ class Judge:
             self.seen[r] = (beats, now)
         return self.seen[r][1]
 
-    def silence(self, records: Mapping[int, Record | None]) -> float:
+    def silence(self, records: Mapping[int, Record]) -> float:
         """Return the longest time in seconds since a rank of `records` last wrote. Ranks that left do not count."""
-        here = [(r, record.beats) for r, record in records.items() if record is not None and not record.how]
+        here = [(r, record.beats) for r, record in records.items() if not record.how]
         return max((self.now - self.heard(r, beats, self.now) for r, beats in here), default=0.0)
 
     def _dead(self, r: int, record: Record, here: dict[int, Record], awaited: list[tuple[int, Waiting]]) -> str:
@@ -97,8 +120,8 @@ class Judge:
                 )
         return ""
 
-    def _late(self, waiting: Waiting, here: dict[int, Record], absent: set[int]) -> str:
-        if absent:
+    def _late(self, waiting: Waiting, here: dict[int, Record]) -> str:
+        if absent := set(range(self.size)) - set(here):
             return (
                 f"rank {min(absent)} is late: it has not come to {waiting.what} within the timeout of "
                 f"{self.timeout:g} s; its process is dead, or does something else"
@@ -141,28 +164,6 @@ def _gone(r: int, record: Record, rank: int, waiting: Waiting) -> str:
         return f"rank {r} raised {record.why} after {latest.what}; {waits}"
     if record.how == LEFT and latest.number < waiting.number:
         return f"rank {r} has left after {latest.what}, and {waits}; give every rank the same number of steps"
-    return ""
-
-
-def diverged(rank: int, size: int, air: Air, records: Mapping[int, Record], sure: bool) -> str:
-    """Return a sentence that names the ranks whose launches differ from the others'; "" if none is found.
-
-    If more than half of all ranks agree, the other ranks are at fault. Without such a majority the sentence names both
-    sides, but only if the caller is `sure` that no majority will form later, or if there are two ranks.
-    """
-    for lane in air.latest():
-        here = {r: (record.on(lane), air.at(lane, record.on(lane).number)) for r, record in records.items()}
-        known = {r: (theirs, ours) for r, (theirs, ours) in here.items() if ours is not None and theirs.number}
-        others = [r for r, (theirs, ours) in known.items() if theirs.digest != ours.digest]
-        if not others:
-            continue
-        first = min(known[r][0].number for r in others)  # an older record, which still agrees, says nothing
-        alike = sorted([rank, *(r for r, (theirs, _) in known.items() if r not in others and theirs.number >= first)])
-        theirs, ours = known[others[0]]
-        few, many = sorted(((others, theirs), (alike, ours)), key=lambda side: len(side[0]))
-        if 2 * len(many[0]) <= size and not sure and size > 2:
-            continue
-        return _sentence(*few, *many, alone=len(few[0]) < len(many[0]))
     return ""
 
 

@@ -226,7 +226,8 @@ class Monitor:
     def alone(self) -> bool:
         """Return True if all other ranks have left, or the store is gone."""
         try:
-            return all(record is not None and record.how for record in self.watch.board.others().values())
+            others = self.watch.board.written(range(self.size))
+            return len(others) == self.size - 1 and all(record.how for record in others.values())
         except Exception:  # it died with its host
             return True
 

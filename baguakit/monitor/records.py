@@ -224,11 +224,6 @@ class Board:
             self._read_who_came(self.store.get(CAME))
         return self.glance(ranks)[1]
 
-    def others(self) -> dict[int, Record | None]:
-        """Return {rank: record} of all other ranks, with None for a rank that has not written a record."""
-        written = self.written(range(self.size))
-        return {r: written.get(r) for r in range(self.size) if r != self.rank}
-
     def _read_who_came(self, listed: bytes) -> None:
         self._came = frozenset(map(int, listed.decode().split(",")[:-1]))
         if self.rank not in self._came:  # two ranks have appended to a FileStore at the same time, which keeps one

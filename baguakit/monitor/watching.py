@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from .judging import Judge, diverged, store_gone, store_silent
+from .judging import Judge, store_gone, store_silent
 from .records import Board, Lease, Record, Waiting
 
 STALE = 3  # heartbeats
@@ -33,7 +33,7 @@ class Watch:
     def __init__(self, monitor: Any) -> None:
         self.monitor, self.beat = monitor, monitor.beat
         self.board = Board(monitor.store, monitor.rank, monitor.size)
-        self.judge = Judge(monitor.rank, monitor.timeout, monitor.air, 1.25 * self.beat)
+        self.judge = Judge(monitor.rank, monitor.size, monitor.timeout, monitor.air, 1.25 * self.beat)
         self.over, self.wake = threading.Event(), threading.Event()  # `wake` is set to look now: a flight has failed
         self._beats, self._doubts = 0, 0
         self._written = Record(0, {})
@@ -130,7 +130,7 @@ class Watch:
             self._replace(self._mine())
             if not self._judges:
                 return
-        records = self._ask(self.board.others)
+        records = self._ask(self.board.written, range(self.monitor.size))
         self.judge.timeout = self.monitor.timeout
         found = self.judge.sentence(self._written, records)
         self._silence = self.judge.silence(records)
@@ -139,15 +139,14 @@ class Watch:
         elif found and not self.over.is_set():
             self._give_up(self._replace(self._mine(found)).verdict)
         elif not found:
-            self._ask(self.compare, {r: record for r, record in records.items() if record is not None})
+            self._ask(self.compare, records)
 
     def compare(self, records: Mapping[int, Record], sure: bool = False) -> None:
         """Compare this rank's launches with those in `records`, and call `fail` if a rank is found to be at fault."""
-        monitor = self.monitor
-        if diverged(monitor.rank, monitor.size, monitor.air, records, sure=True):
+        if self.judge.diverged(records, sure=True):
             self._doubts += 1
-            everyone = self.board.written(range(monitor.size))
-            self._give_up(diverged(monitor.rank, monitor.size, monitor.air, everyone, sure or self._doubts > DOUBTS))
+            everyone = self.board.written(range(self.monitor.size))
+            self._give_up(self.judge.diverged(everyone, sure or self._doubts > DOUBTS))
 
     def _give_up(self, sentence: str) -> None:
         if sentence and not self.over.is_set():

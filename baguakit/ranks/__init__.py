@@ -13,8 +13,7 @@
 
 from ..expressions import show_public
 from .live import RankError, Ranks
-from .serving import progress
 
-__all__ = ["RankError", "Ranks", "progress"]
+__all__ = ["RankError", "Ranks"]
 
 show_public(__name__)

@@ -20,9 +20,8 @@ from typing import Any
 import torch
 
 from ..arguments import integer, real, several, truth
-from .serving import HOST, Launcher, Progress, dumps, launcher, receive, send, takes_closures
+from .serving import HOST, Launcher, dumps, launcher, receive, send, takes_closures
 
-Bars = dict[tuple[int, int], Any]  # the tqdm of a loop, by rank and number of the loop
 MOST_THREADS, MOST_SECONDS = 1 << 15, 1e8  # of torch; about three years: longer times may overflow clocks
 GRACE = 2.0  # seconds that the other ranks have to reply after one has failed
 STACK_SECONDS = 0.3  # that a rank has to print its stack
@@ -71,7 +70,7 @@ class Ranks:
         self.timeout = None if timeout is None else real("timeout", timeout, above=0, most=MOST_SECONDS)
         if cuda and not torch.cuda.is_available():
             raise ValueError("cuda=True lets ranks use GPUs, but torch finds none; leave it out")
-        self._processes, self._bars = list[Process](), Bars()
+        self._processes = list[Process]()
         self._end: Callable[[], Any] = lambda: None
         self._closed, self._lock = False, threading.Lock()
         self._launcher = launcher()  # it imports torch while the caller goes on
@@ -128,8 +127,6 @@ class Ranks:
             finally:
                 if len(values) < self.size:
                     self.close()
-                while self._bars:
-                    self._bars.popitem()[1].close()  # they stay visible
         if failures:
             raise RankError(failures)
         return [values.get(rank) for rank in range(self.size)]
@@ -145,7 +142,7 @@ class Ranks:
         with socket.create_server((HOST, 0)) as server:  # for torch's store, which would else listen on all interfaces
             for rank in range(self.size):
                 files = [server.fileno()] * (rank == 0)
-                self._processes.append(Process(rank, self._launcher, self._bars, files))
+                self._processes.append(Process(rank, self._launcher, files))
             port = server.getsockname()[1]
         size = str(self.size)
         given = {"folder": os.getcwd(), "threads": self.threads, "cuda": self.cuda, "timeout": self.timeout}
@@ -172,7 +169,7 @@ class Ranks:
             waiting.difference_update(ranks)
 
         def hear(process: Process) -> bool:
-            """Read one message of a rank; return False if the process of the rank has ended."""
+            """Read the answer of a rank; return False if the process of the rank has ended."""
             rank = process.rank
             try:
                 packed, _ = receive(process.control)
@@ -180,16 +177,14 @@ class Ranks:
                 fail([rank], "its process has ended")
                 return False
             try:
-                message = pickle.loads(packed)
+                value, reason = pickle.loads(packed)
             except Exception as error:
-                message = None, f"its result cannot be unpickled by the caller: {error!r}"
-            if isinstance(message, Progress):
-                show_progress(self._bars, rank, message)
-            elif message[1] is not None:
-                fail([rank], message[1])
+                value, reason = None, f"its result cannot be unpickled by the caller: {error!r}"
+            if reason is not None:
+                fail([rank], reason)
             elif rank in waiting:
                 waiting.discard(rank)
-                values[rank] = message[0]
+                values[rank] = value
             return True
 
         readers: dict[Any, Callable[[], bool]] = {}
@@ -273,11 +268,11 @@ def check_open_files(size: int) -> None:
 class Process:
     """The process of a rank, its socket for calls and replies, and its output. The constructor starts the process."""
 
-    def __init__(self, rank: int, launcher: Launcher, bars: Bars, files: Sequence[int]) -> None:
+    def __init__(self, rank: int, launcher: Launcher, files: Sequence[int]) -> None:
         self.rank = rank
         self.control, theirs = socket.socketpair()
         (out, their_out), (err, their_err) = os.pipe(), os.pipe()
-        self.streams = Stream(out, rank, bars, is_error=False), Stream(err, rank, bars, is_error=True)
+        self.streams = Stream(out, rank, "stdout"), Stream(err, rank, "stderr")
         with theirs, os.fdopen(their_out, "wb"), os.fdopen(their_err, "wb"):
             self.pid = launcher.fork(self.control, [theirs.fileno(), their_out, their_err, *files])
 
@@ -302,24 +297,12 @@ def end(launcher: Launcher, processes: list[Process], owner: int) -> None:
     processes.clear()
 
 
-def show_progress(bars: Bars, rank: int, report: Progress) -> None:
-    """Show a rank's report in the progress bar of its loop; make the bar at the first report."""
-    from tqdm.auto import tqdm  # type: ignore[import-untyped, unused-ignore]
-
-    if (key := (rank, report.loop)) not in bars:
-        bars[key] = tqdm(total=report.total, desc=f"[{rank}] {report.label}".rstrip(), leave=True)
-    bars[key].update(report.done - bars[key].n)
-    if report.ended:
-        bars[key].close()
-
-
 class Stream:
     """The output of one rank to stdout or stderr: the reading end of a pipe."""
 
-    def __init__(self, file: int, rank: int, bars: Bars, is_error: bool) -> None:
+    def __init__(self, file: int, rank: int, name: str) -> None:
         os.set_blocking(file, False)
-        self.file, self._rank, self._bars, self._is_error = os.fdopen(file, "rb", 0), rank, bars, is_error
-        self._rest = b""
+        self.file, self._rank, self._name, self._rest = os.fdopen(file, "rb", 0), rank, name, b""
 
     def read(self, last: bool = False) -> bool:
         """Print the complete lines, and with `last` also an unfinished line. Return False if the rank closed the pipe.
@@ -330,8 +313,7 @@ class Stream:
         *lines, self._rest = (self._rest + (data or b"")).split(b"\n")
         if last and self._rest:
             lines, self._rest = [*lines, self._rest], b""
-        show = next(iter(self._bars.values())).write if self._bars else partial(print, flush=True)  # above the bars
         for line in lines:
             shown = line.rstrip(b"\r").rpartition(b"\r")[2].decode(errors="replace")  # as by a terminal
-            show(f"[{self._rank}] {shown}", file=sys.stderr if self._is_error else sys.stdout)
+            print(f"[{self._rank}] {shown}", file=getattr(sys, self._name), flush=True)
         return data != b""

@@ -19,7 +19,6 @@ import faulthandler
 import importlib
 import importlib.util
 import io
-import itertools
 import linecache
 import os
 import pickle
@@ -28,32 +27,22 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import traceback
 from collections import ChainMap
-from collections.abc import Iterable, Iterator, Sequence, Sized
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from functools import cache
 from types import CodeType
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
-from ..arguments import instance, integer, message
-
-T = TypeVar("T")
 PRELOADED = ("numpy", "torch", "torch.distributed", "torch._dynamo", "baguakit")
 DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG of Linux's prctl
 HOST, LOOPBACKS = "127.0.0.1", ("lo", "lo0")
-BEAT = 0.1  # seconds between two reports of progress
 FILES = 5  # the most descriptors of a message: its own, and the files of a new rank
-
-_control: socket.socket | None = None  # of a rank: the socket to its caller
-_call = 0  # it is increased when a call begins and when it ends
-_loops = itertools.count()
 
 
 def run(control: int, out: int, err: int, listening: int | None = None) -> None:
@@ -62,24 +51,20 @@ def run(control: int, out: int, err: int, listening: int | None = None) -> None:
     All arguments are file descriptors. `control` is the socket on which the caller sends the arguments of `join` and
     then of `perform`. `out` and `err` become stdout and stderr. On rank 0, `listening` is the socket of the store.
     """
-    global _control, _call
     for file, name, standard in ((out, "stdout", 1), (err, "stderr", 2)):
         os.dup2(file, standard)
         os.close(file)
         lines = os.fdopen(standard, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
         setattr(sys, name, lines)  # each line is written at once
     faulthandler.register(signal.SIGUSR1, all_threads=False)  # the caller sends it to ranks that are late
-    _control = socket.socket(fileno=control)
-    join(_control, listening, **_next(_control))
+    caller = socket.socket(fileno=control)
+    join(caller, listening, **_next(caller))
     kept: dict[str, Any] = {}
     while True:
-        work = _next(_control)
-        _call += 1
-        answer = perform(kept, **work)
-        _call += 1
+        answer = perform(kept, **_next(caller))
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
-        send(answer, _control)
+        send(answer, caller)
 
 
 def _next(control: socket.socket) -> Any:
@@ -149,47 +134,6 @@ def perform(kept: dict[str, Any], path: list[str], sources: dict[str, Any], keep
     except Exception as error:
         sentence = f"TypeError: the result of the function cannot be sent ({error}); return tensors, numbers or text"
         return dumps((None, sentence))
-
-
-def progress(steps: Iterable[T], label: str = "", total: int | None = None) -> Iterator[T]:
-    """Yield from `steps`, and show a progress bar for each rank in the caller's process.
-
-    In a process that `Ranks` did not start, only yield, so that the same function runs under torchrun.
-
-    Args:
-        steps: the iterable.
-        label: the text between the rank and the bar.
-        total: the number of steps, if `steps` has no length.
-
-    Raises:
-        ModuleNotFoundError: tqdm, which draws the bars, is not installed.
-    """
-    if not hasattr(steps, "__iter__") and not hasattr(steps, "__getitem__"):
-        raise TypeError(message("steps", "an iterable such as a range or a loader", steps))
-    instance("label", label, str, "a string")
-    total = None if total is None else integer("total", total, 0)
-    if _control is None:
-        return iter(steps)
-    if importlib.util.find_spec("tqdm") is None:
-        raise ModuleNotFoundError("progress bars need tqdm: pip install tqdm")
-    if total is None and isinstance(steps, Sized):
-        total = len(steps)
-    return _reported(_control, steps, Progress(next(_loops), label, 0, total))
-
-
-def _reported(control: socket.socket, steps: Iterable[T], report: Progress) -> Iterator[T]:
-    """Yield from `steps`, and report the progress to the caller until the call ends; no later report would be shown."""
-    began_in, last = _call, -BEAT
-    try:
-        for step in steps:
-            if time.monotonic() - last >= BEAT and _call == began_in:
-                last = time.monotonic()
-                send(dumps(report), control)
-            yield step
-            report = replace(report, done=report.done + 1)
-    finally:
-        if _call == began_in:
-            send(dumps(replace(report, ended=True)), control)
 
 
 # The launcher
@@ -319,17 +263,6 @@ def _end(children: set[int], pids: Sequence[int]) -> None:
 
 
 # Messages between a rank and its caller
-
-
-@dataclass(frozen=True)
-class Progress:
-    """The progress of loop number `loop`. `total` is None if it is not known; `ended` is True in the last report."""
-
-    loop: int
-    label: str
-    done: int
-    total: int | None
-    ended: bool = False
 
 
 def send(packed: bytes, end: socket.socket, files: Sequence[int] = ()) -> None:

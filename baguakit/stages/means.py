@@ -258,7 +258,8 @@ class Hierarchical(Around):
         if L == 1:
             return place.copies(1, load.size) + self.inner.cost(shard, between)
         within = exchange(inside.link.exchange, 2 * (L - 1), 2 * (L - 1) * shard.size)
-        return within + place.copies(3, load.size) + self.inner.cost(shard, between).put_beside()
+        beside = self.inner.cost(shard, between)
+        return within + place.copies(3, load.size) + replace(beside, beside=beside.seconds, beside_busy=beside.busy)
 
 
 def _padded(x: Tensor, multiple_of: int) -> Tensor:

@@ -194,14 +194,15 @@ class FromGraph(Given):
         nodes, (pairs,) = read_graphs([graph], "FromGraph")
         edges = tuple(sorted({(min(pair), max(pair)) for pair in pairs}))
         vars(self).update(rounds=(edges,), ranks=len(nodes))
-        for apart in unreached(len(nodes), both_ways(edges)):
+        for apart in unreached(len(nodes), [*edges, *(pair[::-1] for pair in edges)]):
             raise ValueError(
                 f"this graph is not connected: there is no path between node {nodes[apart]!r} and node {nodes[0]!r}, "
                 "so the ranks would never agree; add an edge"
             )
 
     def _rows_of(self, given: tuple[Any, ...]) -> Rows:
-        near = [[rank, *peers] for rank, peers in enumerate(one_edge_after(self.ranks, both_ways(given)))]
+        peers = one_edge_after(self.ranks, [*given, *(pair[::-1] for pair in given)])
+        near = [[rank, *each] for rank, each in enumerate(peers)]
         return [dict(metropolis(rank, near.__getitem__)) for rank in range(self.ranks)]
 
 
@@ -306,8 +307,3 @@ def one_edge_after(size: int, edges: Edges) -> list[list[int]]:
     for first, second in edges:
         after[first].append(second)
     return after
-
-
-def both_ways(edges: Edges) -> list[tuple[int, int]]:
-    """Return each edge in both directions."""
-    return [pair for a, b in edges for pair in ((a, b), (b, a))]
