@@ -198,25 +198,24 @@ class Network(Declared):
             return f"{1e-9 / seconds:.2f} GB/s" if seconds else "free"
 
         nodes = f", {self.per_node} a node" if self.per_node > 1 else ""
-        links = [("link", "flows", "ranks", "exchange", "α", "1/β", "busy")]
-        codecs: list[tuple[str, ...]] = [("compressor", "compress", "decompress", "reduce")]
+        shown = [f"{self.ranks} ranks{nodes}, {self.device}, {self.threads} threads"]
+        row = "{:<8}{:>6}{:>6}  {:<12}{:>10}{:>13}{:>6}".format
+        shown += [row("link", "flows", "ranks", "exchange", "α", "1/β", "busy")] * bool(self.links)
         for link in self.links:
-            place = link.part, str(link.flows), str(link.ranks)
-            lines = {"message": link.exchange, "all-reduce": link.all_reduce, "all-to-all": link.to_all}
-            for name, line in lines.items():
-                cells = (
-                    f"{line.alpha * 1e6:.0f} µs",
-                    f"{line.rate / 1e6:.1f} MB/s",
-                    f"{line.busy / (line.beta or 1):.0%}",
-                )
-                links.append((*place, name, *cells))
+            place: tuple[Any, ...] = link.part, link.flows, link.ranks
+            for name, line in (
+                ("message", link.exchange),
+                ("all-reduce", link.all_reduce),
+                ("all-to-all", link.to_all),
+            ):
+                busy = f"{line.busy / (line.beta or 1):.0%}"
+                shown.append(row(*place, name, f"{line.alpha * 1e6:.0f} µs", f"{line.rate / 1e6:.1f} MB/s", busy))
                 place = "", "", ""
+        row = "{:<32}{:>12}{:>12}{:>12}".format
+        shown += [row("compressor", "compress", "decompress", "reduce")] * bool(self.codecs)
         for codec in self.codecs:
             speeds = (codec.compress, codec.decompress, codec.reduce)
-            codecs.append((codec.name, *(gigabytes(seconds / FP32) for seconds in speeds)))
-        shown = [f"{self.ranks} ranks{nodes}, {self.device}, {self.threads} threads"]
-        shown += ["{:<8}{:>6}{:>6}  {:<12}{:>10}{:>13}{:>6}".format(*row) for row in links if self.links]
-        shown += ["{:<32}{:>12}{:>12}{:>12}".format(*row) for row in codecs if self.codecs]
+            shown.append(row(codec.name, *(gigabytes(seconds / FP32) for seconds in speeds)))
         copying = f"copying {gigabytes(self.copy)}, launching {self.launch * 1e6:.0f} µs"
         return "\n".join([*shown, f"{copying}, a second thread takes {self.crowding:.0%} of the first"])
 

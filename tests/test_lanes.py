@@ -191,7 +191,7 @@ def test_phases_fly_by_turns_on_two_streams(monkeypatch):
             given.append((self, "waits for", event))
 
     class Read(torch.Tensor):
-        is_cuda = True
+        is_cuda, is_cpu = True, False
 
         def record_stream(self, stream):
             given.append((stream, "reads", int(self)))

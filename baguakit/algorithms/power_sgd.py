@@ -170,7 +170,6 @@ def orthonormal(matrices: list[Tensor], together: bool) -> list[Tensor]:
 
 
 def between(x: Tensor, layout: list[MatrixSpan]) -> list[Tensor]:
-    """Return the pieces of a flat tensor between its matrices."""
     starts, ends = [0, *(span.end for span in layout)], [*(span.at for span in layout), x.numel()]
     return [x[start:end] for start, end in zip(starts, ends, strict=True) if start < end]
 

@@ -49,11 +49,9 @@ class CpuLane(Lane):
         return CpuLane(name)
 
     def enter(self) -> contextlib.AbstractContextManager[Any]:
-        """Return the context in which the thread does all work."""
         return NO_RANGE
 
     def flight(self, work: Callable[[], Any], name: str, lane: "CpuLane | None") -> "CpuFlight":
-        """Return a new flight; `lane` is this lane if the flight has phases."""
         return CpuFlight(work, name, lane)
 
     def here(self) -> bool:

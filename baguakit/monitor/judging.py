@@ -11,7 +11,6 @@ from .records import GAVE_UP, LEFT, RAISED, Air, LaunchCount, Record, Waiting
 
 
 def store_gone(rank: int, error: Exception) -> str:
-    """Return the sentence that reports a lost connection to the store."""
     return (
         f"rank {rank} cannot reach the store any more: the process that holds it, rank 0 or torchrun, is gone "
         f"({first_line(error)})"
@@ -24,7 +23,6 @@ def first_line(error: BaseException) -> str:
 
 
 def store_silent(rank: int, silent: float, what: str, timeout: float) -> str:
-    """Return the sentence that reports a store that does not answer."""
     return (
         f"rank {rank} has had no answer from the store, which rank 0 or torchrun holds, for {silent:.1f} s, and "
         f"{what} has not arrived within the timeout of {timeout:g} s: "

@@ -75,7 +75,6 @@ class Air:
         return count
 
     def latest(self) -> dict[int, LaunchCount]:
-        """Return {lane: LaunchCount} of all launches so far."""
         with self._lock:
             return {lane: known[-1] for lane, known in self._launches.items()}
 

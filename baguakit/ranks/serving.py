@@ -188,7 +188,6 @@ class Launcher:
             file.read()  # the launcher closes it
 
     def close(self) -> None:
-        """End all ranks and the launcher."""
         atexit.unregister(self.close)
         self._socket.close()
         if self._owner == os.getpid():
@@ -285,7 +284,6 @@ def receive(end: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def takes_closures() -> bool:
-    """Return True if cloudpickle is installed."""
     return importlib.util.find_spec("cloudpickle") is not None
 
 

@@ -134,7 +134,6 @@ def _draw_flights(axes: "Axes", y: float, flights: Sequence[Span], style: Style,
 
 
 def _draw_frame(axes: "Axes", steps: Iterable[Span], begin: float, end: float) -> None:
-    """Draw the axes, with the numbers of steps above."""
     axes.set_xlim(0, 1e3 * (end - begin))
     axes.tick_params(axis="y", length=0)
     axes.tick_params(labelsize=8)
@@ -151,7 +150,6 @@ def _draw_frame(axes: "Axes", steps: Iterable[Span], begin: float, end: float) -
 
 
 def _draw_legend(figure: "Figure", styles: dict[str, Style], spans: Iterable[Span]) -> None:
-    """Draw the legend: colours of training on the left, colours of rules on the right."""
     from matplotlib.patches import Patch
 
     training = {IDLE[1]: "training: forward and all else", COMPUTING: "backward", STEPPING: "optimizer"}

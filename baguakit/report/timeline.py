@@ -200,7 +200,6 @@ def account(rank: int, runners: Sequence[RuleRunner], log: Logbook, steps: int |
 
 
 def _flight_spans(rank: int, flight: BucketFlight, read: Callable[[Moment], float]) -> tuple[list[Span], list[Span]]:
-    """Return the spans of the phases of a flight, and the spans of the waits for it."""
     times, runner = flight.flight, flight.runner
     name, which = runner.ledgers[flight.bucket].name, (flight.step, runner.label, flight.bucket, flight.round)
     waits = []

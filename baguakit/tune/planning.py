@@ -49,7 +49,6 @@ def by_nodes(algorithm: Algorithm, comm: Comm) -> Algorithm | None:
 
 
 def compressors_in(algorithms: Sequence[Algorithm]) -> list[Compressor]:
-    """Return the compressors that `algorithms` use, each once."""
     stages = [stage for each in algorithms for rule in each.rules for stage in rule.stage.whole()]
     return list(dict.fromkeys(each for stage in stages for each in stage.compressors()))
 

@@ -225,7 +225,6 @@ def lasting(rules: Sequence[Rule]) -> list[Rule]:
 
 
 def overlaps(rule: Rule) -> bool:
-    """Return whether the flights of a rule overlap forward and backward."""
     return rule.window in ("during_backward", "between_steps") and not rule.delay
 
 
@@ -235,7 +234,6 @@ def buckets_of(rule: Rule, named: Mapping[str, Tensor], sizes: Mapping[What, Siz
 
 
 def chosen_by(rule: Rule, named: Mapping[str, Tensor]) -> list[Tensor]:
-    """Return the parameters that a rule acts on."""
     chosen = rule.choose(named)
     return [p for name, p in named.items() if name in chosen]
 
