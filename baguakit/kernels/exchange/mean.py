@@ -46,16 +46,12 @@ def mean_kernel(
         peer = (rank + 1 + step) % ranks
         shard = tl.cast(0 if ONE_HOP else peer, tl.int64)
         count = ranks if ONE_HOP else 1
-        for tile in range(cta, whole, ctas):
-            send_tile(
-                x_ptr, residual_ptr, peers_ptr, peer, count, ranks, row_at, signs_ptr, header_at, shard, tile, n,
-                length, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, False, WIDTH, NARROW, EXACT,
-            )  # fmt: skip
-        for tile in range(masked, tiles, ctas):
-            send_tile(
-                x_ptr, residual_ptr, peers_ptr, peer, count, ranks, row_at, signs_ptr, header_at, shard, tile, n,
-                length, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, True, 1, True, EXACT,
-            )  # fmt: skip
+        for MASKED in tl.static_range(2):
+            for tile in range(masked if MASKED else cta, tiles if MASKED else whole, ctas):
+                send_tile(
+                    x_ptr, residual_ptr, peers_ptr, peer, count, ranks, row_at, signs_ptr, header_at, shard, tile, n,
+                    length, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, NARROW, EXACT,
+                )  # fmt: skip
         for more in range(count):
             announce(word_at(memory_of(peers_ptr, (peer + more) % ranks), words_at, 0, ranks, rank), number)
 
@@ -63,17 +59,13 @@ def mean_kernel(
     if not ONE_HOP:  # noqa: SIM102 a constant decides what is compiled
         if good:
             shard = tl.cast(rank, tl.int64)
-            for tile in range(cta, whole, ctas):
-                mean_tile(
-                    residual_ptr, peers_ptr, own_ptr + half, mean_at, signs_ptr, row_bytes, header_at, shard, ranks,
-                    tile, n, length, ADD_UP, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, False, WIDTH, NARROW,
-                    EXACT,
-                )  # fmt: skip
-            for tile in range(masked, tiles, ctas):
-                mean_tile(
-                    residual_ptr, peers_ptr, own_ptr + half, mean_at, signs_ptr, row_bytes, header_at, shard, ranks,
-                    tile, n, length, ADD_UP, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, True, 1, True, EXACT,
-                )  # fmt: skip
+            for MASKED in tl.static_range(2):
+                for tile in range(masked if MASKED else cta, tiles if MASKED else whole, ctas):
+                    mean_tile(
+                        residual_ptr, peers_ptr, own_ptr + half, mean_at, signs_ptr, row_bytes, header_at, shard, ranks,
+                        tile, n, length, ADD_UP, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH,
+                        NARROW, EXACT,
+                    )  # fmt: skip
             for step in range(ranks):
                 announce(word_at(memory_of(peers_ptr, (rank + 1 + step) % ranks), words_at, 1, ranks, rank), number)
             good = all_heard(own_ptr, words_at, 1, ranks, number, control_ptr, limit, THREADS)
@@ -82,16 +74,12 @@ def mean_kernel(
     for place in range(shards):
         shard = tl.cast(place, tl.int64)
         row_ptr = own_ptr + half + (0 if ONE_HOP else (ranks + shard) * row_bytes)
-        for tile in range(cta, whole, ctas):
-            finite &= land_tile(
-                x_ptr, row_ptr, signs_ptr, row_bytes, header_at, shard, ranks, tile, n, length, good,
-                DECODE, WORD, FORM, BLOCK, BLOCKS, False, WIDTH, NARROW, EXACT, ONE_HOP,
-            )  # fmt: skip
-        for tile in range(masked, tiles, ctas):
-            finite &= land_tile(
-                x_ptr, row_ptr, signs_ptr, row_bytes, header_at, shard, ranks, tile, n, length, good,
-                DECODE, WORD, FORM, BLOCK, BLOCKS, True, 1, True, EXACT, ONE_HOP,
-            )  # fmt: skip
+        for MASKED in tl.static_range(2):
+            for tile in range(masked if MASKED else cta, tiles if MASKED else whole, ctas):
+                finite &= land_tile(
+                    x_ptr, row_ptr, signs_ptr, row_bytes, header_at, shard, ranks, tile, n, length, good,
+                    DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, NARROW, EXACT, ONE_HOP,
+                )  # fmt: skip
     tl.store(ok_ptr + cta, finite.to(tl.uint8))
     tl.store(counters_ptr + cta, number)
 

@@ -177,11 +177,12 @@ def fetched(row_ptr, header_at, n, block, at, inside, DECODE, WORD, FORM, BLOCK,
 @triton.jit
 def send_tile(
     x_ptr, residual_ptr, peers_ptr, first, count, ranks, row_at, signs_ptr, header_at, shard, tile, n, length,
-    MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, NARROW, EXACT,
+    MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDE, NARROW, EXACT,
 ):  # fmt: skip
     """Pack a tile of a shard for `count` ranks, from rank `first` on, and store what is lost."""
+    WIDTH: tl.constexpr = 1 if MASKED else WIDE  # masked values move one by one
     block, at, inside, present = place_of(tile, shard, n, length, FORM, BLOCK, BLOCKS, MASKED)
-    x = load(values_at(x_ptr + shard * n, at, WIDTH, NARROW), present if MASKED else None).to(tl.float32)
+    x = load(values_at(x_ptr + shard * n, at, WIDTH, MASKED or NARROW), present if MASKED else None).to(tl.float32)
     if EXACT:
         x *= tl.div_rn(1.0, ranks.to(tl.float32))
     coded = rotate(x, signs_ptr) if FORM[ROTATED] else x
@@ -193,15 +194,16 @@ def send_tile(
     if residual_ptr is not None:
         values = unpacked(codes, word, DECODE, FORM)
         lost = x - (restore(values, signs_ptr) if FORM[ROTATED] else values)
-        store(values_at(residual_ptr + shard * n, at, WIDTH, NARROW), lost, present if MASKED else None)
+        store(values_at(residual_ptr + shard * n, at, WIDTH, MASKED or NARROW), lost, present if MASKED else None)
 
 
 @triton.jit
 def mean_tile(
     residual_ptr, peers_ptr, inbox_ptr, row_at, signs_ptr, row_bytes, header_at, rank, ranks, tile, n, length,
-    ADD_UP, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, NARROW, EXACT,
+    ADD_UP, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDE, NARROW, EXACT,
 ):  # fmt: skip
     """Average a tile of this rank's shard over the rows of its inbox, and store it in a row of every rank."""
+    WIDTH: tl.constexpr = 1 if MASKED else WIDE  # masked values move one by one
     block, at, inside, present = place_of(tile, rank, n, length, FORM, BLOCK, BLOCKS, MASKED)
     if DECODE is None:
         plain: tl.constexpr = False
@@ -222,7 +224,7 @@ def mean_tile(
     if residual_ptr is not None:
         lost = mean - unpacked(codes, word, DECODE, FORM)
         lost = restore(lost, signs_ptr) if FORM[ROTATED] else lost
-        residual_at = values_at(residual_ptr + rank * n, at, WIDTH, NARROW)
+        residual_at = values_at(residual_ptr + rank * n, at, WIDTH, MASKED or NARROW)
         begun = load(residual_at, present if MASKED else None)
         store(residual_at, begun + lost * ranks, present if MASKED else None)
 
@@ -245,14 +247,15 @@ def summed(
 @triton.jit
 def land_tile(
     x_ptr, row_ptr, signs_ptr, row_bytes, header_at, shard, ranks, tile, n, length, good,
-    DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, NARROW, EXACT, SUM: tl.constexpr,
+    DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDE, NARROW, EXACT, SUM: tl.constexpr,
 ):  # fmt: skip
     """Store a tile of a shard in x: a packed mean, or that of all rows if SUM; NaN unless `good`.
 
     Return whether all its values are finite.
     """
+    WIDTH: tl.constexpr = 1 if MASKED else WIDE  # masked values move one by one
     block, at, inside, present = place_of(tile, shard, n, length, FORM, BLOCK, BLOCKS, MASKED)
-    x_at = values_at(x_ptr + shard * n, at, WIDTH, NARROW)
+    x_at = values_at(x_ptr + shard * n, at, WIDTH, MASKED or NARROW)
     finite = good
     if good:
         if SUM:
