@@ -220,7 +220,6 @@ SPECIAL |= {
     ("interop.fsdp", "model"): sharded,
     ("tune.Network", "codecs"): lambda w, called: w.network.codecs,
     ("tune.Network", "device"): lambda w, called: "cpu",
-    ("net.SocketSettings", "threads"): lambda w, called: 1,
     ("Comm().for_flight", "sent"): lambda w, called: {},
     ("Comm().meeting", "meet"): lambda w, called: None,
     ("Comm().note", "asked"): lambda w, called: MinMaxUInt8(),
@@ -267,7 +266,7 @@ MADE_BY_OTHERS = {
 }
 # Too slow, or too public, to be called where it works: only what cannot work is tried.
 COSTLY = {
-    "baguakit.Ranks", "net.serve", "net.measure", "net.build", "tune.probe", "tune.plan", "data.RedisStore",
+    "baguakit.Ranks", "net.build", "tune.probe", "tune.plan", "data.RedisStore",
     "baguakit.Comm().receive_later", "baguakit.Comm().send_later", "elastic.join",
     "primitives.compressed_send", "primitives.compressed_receive_", "backend.register",
     "testing.check_algorithm", "testing.check_compressor", "testing.check_stage", "testing.check_topology",

@@ -93,7 +93,6 @@ RULES: list[tuple[str, Runs | Accepted | Looked]] = [
     (r"python -m bench\.scaling.*", Runs("--out=out")),
     (r"python -m bench\.step_profile", Runs("--cpu --megabytes=1 --out=out")),
     (r"python -m baguakit\.net build", Runs("--out=out")),
-    (r"python -m baguakit\.net measure.*", Accepted("needs two machines; tests/net runs it")),
     (r"(baguakit|python -m baguakit) doctor", Runs()),
     (r"(baguakit|python -m baguakit) doctor --bench", Runs()),
     (r"(baguakit|python -m baguakit)( .*)?", Accepted("tests/command runs it")),

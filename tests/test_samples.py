@@ -19,7 +19,7 @@ def said(command, text):
     if command == "baguakit doctor":  # what it looks at; what it finds is the machine's
         return re.findall(r"^(\S.{13}) (?:ok|note|missing|wrong) ", text, re.MULTILINE)
     if " plan " in command:  # its rows are sorted by time, and the pick is its own
-        return sorted(re.findall(r"^(\S+(?: \S+)*) +[\d.]+ ms ", text, re.MULTILINE))
+        return sorted(re.findall(r"^ (?:→| ) (\S+(?: \S+)*) +[\d.]+ ms ", text, re.MULTILINE))
     return [re.sub(r"[\s\d.,–-]+", " ", line).strip() for line in text.splitlines()]
 
 

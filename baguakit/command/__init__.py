@@ -3,7 +3,7 @@
     baguakit doctor                 # what will run on this machine, and how to fix the rest; `--bench` measures kernels
     baguakit demo --rate 100mbit    # ranks of this machine train as over a slow network
     baguakit compare mine:rule      # seconds and bytes to DDP's loss, of your algorithm and others
-    baguakit net build              # the NCCL plugin; `net measure` measures a link
+    baguakit net build              # the NCCL plugin
 
     torchrun --standalone --nproc_per_node=4 -m baguakit probe                    # the network between the ranks
     torchrun --standalone --nproc_per_node=4 -m baguakit plan train:make_model    # the step time of each algorithm
@@ -43,7 +43,7 @@ SUBCOMMANDS = (
     ("plan", "predict a training step with each algorithm, for your model", tuning.fill_plan),
     ("demo", "train on this machine as over a slow network", demo.fill),
     ("compare", "compare algorithms, also yours, by seconds to the same loss", compare.fill),
-    ("net", "build the NCCL plugin, or measure the link between two machines", net.fill),
+    ("net", "build the NCCL plugin", net.fill),
 )
 
 

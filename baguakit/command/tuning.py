@@ -1,23 +1,23 @@
 """The subcommands `probe` and `plan`, which run on the ranks of torchrun."""
 
 import argparse
-import re
+import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
-from .. import algorithms
 from ..comm import Comm
 from ..comm.groups import on_all
 from ..compare.names import algorithm, called, named, split
 from ..rules import Algorithm
 from ..tune import Network, plan, probe
-from ..tune.planning import by_nodes, compressors_in, every
+from ..tune.planning import compressors_in, every
 from .ranks import joined, launched
-from .screen import Refusal, Table, refusing, say
+from .screen import Refusal, refusing, say
 
 START = """\
 `baguakit {name}` runs on the ranks of torchrun. On one machine:
@@ -30,14 +30,8 @@ between them, and --node_rank=1 on the second:
     export GLOO_SOCKET_IFNAME=eth0
     torchrun --nnodes=2 --node_rank=0 --nproc_per_node=1 --master_addr=HOST \\
         --master_port=29400 -m baguakit {command}"""
-COLUMNS = {"algorithm": "<28", "step": ">10", "sent": ">9", "to DDP": ">10", "training": "<15"}
-LEGEND = """
-step      of training, in the steady state{counted}
-sent      by a rank, in a step
-to DDP    time for the progress of a step of DDP, as measured with a small GPT
-training  as DDP; gradients rounded to so many bits; or a different trajectory"""
-
-NODES = "bk.hierarchical("
+NEAR = 0.95  # of the best rate: repeated measurements differ by about 5 %
+MOST_THREADS = 16  # of an NCCL connection, which has 64 sockets at most, as many as `probe` tries
 
 
 def fill_probe(parser: argparse.ArgumentParser) -> None:
@@ -92,35 +86,37 @@ def run_probe(options: argparse.Namespace, comm: Comm) -> None:
     """Measure the network, and print the results; with `--json`, also save them."""
     network = measured(options, comm)
     print(network, flush=True)
+    threads, sockets = nccl_sockets(network)
+    if threads * sockets > 1 and network.device == "cpu" and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) < comm.size:
+        say(
+            f"\n{threads * sockets} connections carry most. If NCCL sends over this network, export before it starts:\n"
+        )
+        say(f"    export NCCL_SOCKET_NTHREADS={threads} NCCL_NSOCKS_PERTHREAD={sockets}")
     if options.json:
         on_all(comm, lambda: options.json.write_text(network.to_json()) if comm.rank == 0 else 0, "plan")
+
+
+def nccl_sockets(network: Network) -> tuple[int, int]:
+    """Return NCCL's threads, and sockets of each thread, for the fewest connections with 95 % of the best rate.
+
+    A measured connection has a thread of its own, and so has each socket, as far as NCCL's limit allows.
+    """
+    links = [link for link in network.links if link.part == ("inter" if network.per_node > 1 else "flat")]
+    enough = NEAR * max((link.exchange.rate for link in links), default=0.0)
+    flows = min((link.flows for link in links if link.exchange.rate >= enough), default=1)
+    threads = max(n for n in range(1, MOST_THREADS + 1) if flows % n == 0)
+    return threads, flows // threads
 
 
 def run_plan(options: argparse.Namespace, comm: Comm) -> None:
     """Measure the network, and print a table of predictions for a model, and the recommended call of `bk.attach`."""
     model = on_all(comm, lambda: model_of(options.model), "plan")
-    calls = options.algorithms or every()
-    network = measured(options, comm, compressors=compressors_in(list(calls)))
-    step = None if options.step_ms is None else options.step_ms / 1e3
-    made = plan(model, comm, network, step, options.algorithms and list(calls))
-    if comm.hierarchical:
-        between = {call: by_nodes(each, comm) for each, call in calls.items()}
-        calls = calls | {each: f"{NODES}{call})" for call, each in between.items() if each is not None}
-    say("Predicted by a model of that network, not measured:\n")
-    table = Table(COLUMNS)
-    for each in made.fastest():
-        to_loss = "–" if each.to_loss is None else f"{each.to_loss * 1e3:,.1f} ms"
-        cells = f"{each.seconds * 1e3:,.1f} ms", f"{each.sent / 1e6:,.2f} MB", to_loss, each.effect.short
-        table.row(short(calls[each.algorithm]), *cells)
-    for reason in made.left_out.values():
-        say(f"Left out: {reason}")
-    say(LEGEND.format(counted="; without computation, since --step-ms is not given" * (step is None)))
-    best = made.best
-    flows = f", comm=bk.Comm(flows={best.flows})" * (best.flows > 1)
-    among = "the first in --algorithms" if options.algorithms else "the first that keeps DDP's loss"
-    say(f"\nThe pick: of those within 2 % of the fastest, {among}.\n")
-    say(f"    bk.attach(model, optimizer, {calls[best.algorithm]}{flows},")
-    say(f"              bucket_bytes={best.bucket_bytes})")
+    asked = options.algorithms or {}
+    network = measured(options, comm, compressors=compressors_in(list(asked or every())))
+    made = plan(model, comm, network, (options.step_ms or 0.0) / 1e3, list(asked) or None)
+    counted = "" if options.step_ms else ", without computation, since --step-ms is not given"
+    say(f"Predicted by a model of that network, not measured{counted}:\n")
+    say(str(replace(made, calls={**asked, **made.calls})))
 
 
 def measured(options: argparse.Namespace, comm: Comm, **more: Any) -> Network:
@@ -142,13 +138,12 @@ def model_of(place: str) -> nn.Module:
 
 
 def algorithms_of(names: str) -> dict[Algorithm, str]:
-    """Return {algorithm: its call} for names such as "bytegrad,train:mine"; raise a Refusal if one is invalid."""
+    """Return {algorithm: its name} for names such as "bytegrad,train:mine"; raise a Refusal if one is invalid."""
     try:
         found = {text: algorithm(text) for text in split(names)}
     except ValueError as error:
         raise Refusal(f"--algorithms: {error}") from None
-    calls = {text: f"bk.algorithms.{text}()" if text in algorithms.__all__ else text for text in found}
-    return {each: calls[text] for text, each in found.items()}
+    return {each: text for text, each in found.items()}
 
 
 def numbers(text: str) -> tuple[int, ...]:
@@ -157,10 +152,3 @@ def numbers(text: str) -> tuple[int, ...]:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
         raise Refusal(f"--flows is numbers of connections, such as 1,4, not {text!r}") from None
-
-
-def short(call: str) -> str:
-    """Return the short form of a call for the table, such as "bytegrad" or "bytegrad, by node"."""
-    by_node = call.startswith(NODES)
-    name = re.sub(r"bk\.(algorithms|compressors|topology)\.", "", call.removeprefix(NODES)[: -1 if by_node else None])
-    return name.replace("error_feedback=True", "feedback").removesuffix("()") + ", by node" * by_node

@@ -1,5 +1,6 @@
 """The plan: predict every combination of algorithm, bucket size and number of flows, and pick one."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,13 @@ from .probing import Compute, probe, timed
 BUCKET_BYTES = (1 << 20, 4 << 20, 10 << 20, 25 << 20, 100 << 20)
 Rate = Annotated[float, Range(above=0)]
 NEAR = 0.02  # of the fastest: predictions do not resolve smaller differences
+NODES = "bk.hierarchical("
+LEGEND = """
+step      of training, in the steady state
+sent      by a rank, in a step
+to DDP    time for the progress of a step of DDP, as measured with a small GPT
+training  as DDP; gradients rounded to so many bits; or a different trajectory
+"""
 
 
 def every() -> dict[Algorithm, str]:
@@ -63,6 +71,7 @@ class Plan(Declared):
             fastest, the first algorithm in order of preference is picked, then the fewest flows and buckets.
         network, compute: the measurements from which the predictions were computed.
         left_out: {expression of an algorithm: reason why it has no rows}. Empty if `algorithms` were given.
+        calls: {algorithm: the call that makes it}, for algorithms to be shown otherwise than by their expression.
     """
 
     rows: tuple[Prediction, ...]
@@ -70,18 +79,19 @@ class Plan(Declared):
     network: Network
     compute: Compute
     left_out: Mapping[str, str] = field(default_factory=dict)
+    calls: Mapping[Algorithm, str] = field(default_factory=dict)
 
     @property
     def why(self) -> str:
         """Return a sentence that compares the picked row with the fastest rows of two other algorithms."""
         best = self.best
         text = (
-            f"{best.algorithm!r} in {best.buckets} bucket{'s' * (best.buckets != 1)} over {best.flows} "
+            f"{self._short(best)} in {best.buckets} bucket{'s' * (best.buckets != 1)} over {best.flows} "
             f"flow{'s' * (best.flows != 1)}: {best.seconds * 1e3:.1f} ms a step, {best.exposed * 1e3:.1f} ms of it "
             f"beyond the {self.compute.seconds * 1e3:.1f} ms of computing"
         )
         for other in [row for row in self.fastest() if row is not best][:2]:
-            text += f"; {other.algorithm!r} would take {other.seconds / best.seconds:.2f} times as long"
+            text += f"; {self._short(other)} would take {other.seconds / best.seconds:.2f} times as long"
         return text
 
     def fastest(self) -> list[Prediction]:
@@ -89,21 +99,29 @@ class Plan(Declared):
         first = {row.algorithm: row for row in reversed(self.rows)} | {self.best.algorithm: self.best}
         return sorted(first.values(), key=lambda row: row.seconds)
 
+    def _call(self, row: Prediction) -> str:
+        return self.calls.get(row.algorithm, repr(row.algorithm))
+
+    def _short(self, row: Prediction) -> str:
+        """Return the short form of a row's call, such as "bytegrad" or "bytegrad, by node"."""
+        call = self._call(row)
+        by_node = call.startswith(NODES)
+        inner = call.removeprefix(NODES)[: -1 if by_node else None]
+        name = re.sub(r"bk\.(algorithms|compressors|topology)\.", "", inner)
+        return name.replace("error_feedback=True", "feedback").removesuffix("()") + ", by node" * by_node
+
     def __str__(self) -> str:
-        shown = self.fastest()
-        width = max(len(repr(row.algorithm)) for row in shown)
-        head = f"{'bucket':>10}{'flows':>7}{'step':>12}{'exposed':>12}{'sent a step':>13}{'to DDP':>12}  training"
-        lines = [f"  {'':<{width}}{head}"]
-        for row in shown:
-            mark = "→" if row is self.best else " "
-            times = "".join(f"{seconds * 1e3:>9.1f} ms" for seconds in (row.seconds, row.exposed))
-            to_loss = "–" if row.to_loss is None else f"{row.to_loss * 1e3:.1f} ms"
-            cells = f"{row.bucket_bytes / 2**20:>6g} MiB{row.flows:>7}{times}{row.sent / 1e6:>10.2f} MB{to_loss:>12}"
-            lines.append(f"{mark} {row.algorithm!r:<{width}}{cells}  {row.effect}")
-        if any(row.to_loss is not None for row in shown):
-            lines.append("  to DDP: seconds for the progress of one step of DDP, by the steps that a small GPT took")
-        lines += [f"  {name} cannot work here: {reason}" for name, reason in self.left_out.items()]
-        return "\n".join([*lines, f"→ {self.why}"])
+        best, rows = self.best, [("algorithm", "step", "sent", "to DDP", "training")]
+        for row in self.fastest():
+            to_loss = "–" if row.to_loss is None else f"{row.to_loss * 1e3:,.1f} ms"
+            cells = f"{row.seconds * 1e3:,.1f} ms", f"{row.sent / 1e6:,.2f} MB", to_loss, row.effect.short
+            rows.append((("→ " if row is best else "  ") + self._short(row), *cells))
+        width = max(len(row[0]) for row in rows)
+        lines = [f" {name:<{width}}{step:>12}{sent:>11}{to:>11}  {word}" for name, step, sent, to, word in rows]
+        lines += [f"{name} cannot work here: {reason}" for name, reason in self.left_out.items()]
+        flows = f", comm=bk.Comm(flows={best.flows})" * (best.flows > 1)
+        call = f"    bk.attach(model, optimizer, {self._call(best)}{flows},"
+        return "\n".join([*lines, LEGEND, f"→ {self.why}.\n", call, f"              bucket_bytes={best.bucket_bytes})"])
 
     __repr__ = __str__
 
@@ -154,8 +172,11 @@ def plan(
         raise TypeError(f"algorithms is {wanted}, not {algorithms!r}")
     for each in algorithms or ():
         check(each, comm)
-    if comm.hierarchical:  # each is tried between nodes as well
-        choices += [between for each in choices if (between := by_nodes(each, comm)) is not None]
+    calls = every()
+    for each in list(choices) if comm.hierarchical else ():  # each is tried between nodes as well
+        if (between := by_nodes(each, comm)) is not None:
+            choices.append(between)
+            calls[between] = f"{NODES}{calls.get(each, repr(each))})"
     if not (sizes := sorted(set(bucket_bytes))):
         raise ValueError("bucket_bytes names no size to try; leave it out, or give some, such as (1 << 20, 25 << 20)")
     if network is None:
@@ -186,7 +207,7 @@ def plan(
     counts = network.flows() if flows is None else flows
     kept = [each for each in choices if algorithms is not None or effect(each).keeps_loss]
     found = plan_of(model, network, compute, choices, sizes, counts, kept)
-    return replace(found, left_out={repr(each): why for each, why in left_out.items()})
+    return replace(found, left_out={repr(each): why for each, why in left_out.items()}, calls=calls)
 
 
 def check(algorithm: Algorithm, comm: Comm) -> None:

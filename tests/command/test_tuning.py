@@ -1,19 +1,21 @@
 """The subcommands for the ranks of torchrun: alone they say how to start it, and wrong models are one sentence."""
 
+import argparse
 import contextlib
 import io
 import os
 import socket
 import sys
+import types
 
 import pytest
 import torch.distributed as dist
 from pool import Pool
 
-from baguakit.command import main
+from baguakit.command import main, tuning
 from baguakit.command.screen import Refusal
-from baguakit.command.tuning import algorithms_of, model_of, numbers, short
-from baguakit.tune import Network
+from baguakit.command.tuning import algorithms_of, model_of, nccl_sockets, numbers
+from baguakit.tune import Line, Link, Network
 
 MODELS = """
 import torch
@@ -84,9 +86,43 @@ def test_wrong_names_and_numbers_are_refused_in_one_sentence():
     assert numbers("1,4") == (1, 4)
 
 
-def test_calls_are_short_in_the_table():
-    assert short("bk.algorithms.bytegrad()") == "bytegrad"
-    assert short("bk.hierarchical(bk.algorithms.bytegrad())") == "bytegrad, by node"
+def on_links(rates, per_node=1, **parts):
+    """A network whose links between nodes, or all of whose links, have these rates by their number of flows."""
+    lines = {flows: Line(0.0, 1 / rate) for flows, rate in rates.items()}
+    links = [Link("inter" if per_node > 1 else "flat", flows, 2, line, line) for flows, line in lines.items()]
+    links += [Link(part, 1, 2, Line(0.0, 1 / rate), Line(0.0, 1 / rate)) for part, rate in parts.items()]
+    return Network(2 * per_node, per_node, "cpu", 1, tuple(links))
+
+
+@pytest.mark.parametrize(
+    "network, threads, sockets",
+    [
+        (Network(1, 1, "cpu", 1, ()), 1, 1),
+        (on_links({1: 1e9, 2: 1e9, 8: 1e9}), 1, 1),
+        (on_links({1: 1e9, 2: 2e9, 4: 4e9, 8: 4.1e9}), 4, 1),
+        (on_links({1: 95.0, 4: 100.0}), 1, 1),  # 95 % is enough
+        (on_links({1: 94.9, 4: 100.0}), 4, 1),
+        (on_links({1: 1e9, 16: 16e9}), 16, 1),
+        (on_links({1: 1e9, 64: 64e9}), 16, 4),
+        (on_links({1: 1e9, 20: 20e9}), 10, 2),
+        (on_links({1: 1e9, 17: 17e9}), 1, 17),
+        (on_links({1: 1e9, 2: 2e9}, per_node=4, flat=9e9, intra=9e9), 2, 1),  # NCCL uses sockets between nodes only
+    ],
+)
+def test_nccl_gets_the_fewest_sockets_that_carry_enough(network, threads, sockets):
+    assert nccl_sockets(network) == (threads, sockets)
+    assert threads <= 16 and threads * sockets <= 64
+
+
+@pytest.mark.parametrize("here, flows, printed", [("1", 4, True), ("2", 4, False), ("1", 1, False)])
+def test_a_probe_prints_settings_of_sockets_where_ranks_are_on_several_machines(
+    here, flows, printed, monkeypatch, capsys
+):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", here)
+    monkeypatch.setattr(tuning, "probe", lambda *_, **__: on_links({1: 1e9, flows: flows * 1e9}))
+    tuning.run_probe(argparse.Namespace(flows=None, seconds=1.0, json=None), types.SimpleNamespace(size=2))
+    line = "\n    export NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=1\n"
+    assert capsys.readouterr().out.endswith(line) == printed
 
 
 def free_ports(count):

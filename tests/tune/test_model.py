@@ -1,5 +1,6 @@
 """The model of a step: closed forms where there are some, and a plan computed by hand."""
 
+from dataclasses import replace
 from itertools import count
 
 import everything
@@ -256,13 +257,25 @@ def test_the_plan_prints_its_pick_and_why(monkeypatch):
     monkeypatch.setattr("baguakit.tune.prediction.measured", dict)
     found = the_plan(network())
     text = str(found).splitlines()
-    assert text[0].split() == ["bucket", "flows", "step", "exposed", "sent", "a", "step", "to", "DDP", "training"]
-    assert [line[0] for line in text] == [" ", "→", " ", "→"]
-    assert text[1].endswith("same up to 8-bit rounding") and text[2].endswith("same as DDP")
-    assert text[-1] == f"→ {found.why}"
+    assert text[0].split() == ["algorithm", "step", "sent", "to", "DDP", "training"]
+    assert [line[:3] for line in text[:3]] == [" al", " → ", "   "]
+    assert text[1].endswith("  8-bit") and text[2].endswith("  as DDP")
+    assert text[-4] == f"→ {found.why}."
+    assert text[-2:] == [
+        "    bk.attach(model, optimizer, during_backward(CompressedMean(MinMaxUInt8())),",
+        f"              bucket_bytes={found.best.bucket_bytes})",
+    ]
     slower = found.fastest()[1].seconds / found.best.seconds
     assert found.why.startswith("during_backward(CompressedMean(MinMaxUInt8())) in 2 buckets over 1 flow: ")
     assert found.why.endswith(f"during_backward(Mean()) would take {slower:.2f} times as long")
+
+
+def test_a_plan_shows_calls_in_short():
+    byte = bk.algorithms.bytegrad()
+    shown = str(replace(the_plan(network(), flows=(1, 2)), calls={byte: "bk.hierarchical(bk.algorithms.bytegrad())"}))
+    assert shown.splitlines()[1].startswith(" → bytegrad, by node   ")
+    assert "\n→ bytegrad, by node in 2 buckets over 2 flows: " in shown
+    assert "bk.attach(model, optimizer, bk.hierarchical(bk.algorithms.bytegrad()), comm=bk.Comm(flows=2),\n" in shown
 
 
 def test_what_cannot_be_planned_is_refused():

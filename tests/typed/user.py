@@ -158,7 +158,7 @@ def main() -> None:
         drawn = [bk.topology.Ring().draw(4), bk.pictures.consensus_decay({bk.topology.Ring(): [1.0, 0.5]}, 4)]
         for i, figure in enumerate(drawn):
             figure.savefig(f"{folder}/{i}.png")  # pyright: ignore[reportUnknownMemberType]  matplotlib's
-    print(bk.__version__, bk.net.nccl_socket_settings)
+    print(bk.__version__, bk.net.build)
 
 
 if __name__ == "__main__":
