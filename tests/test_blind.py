@@ -16,7 +16,7 @@ from baguakit.interop.sharded import scatter
 from baguakit.keeping import Joint
 from baguakit.kernels.steps.operators import tables_of
 from baguakit.rules import rules_of
-from baguakit.runtime import Channel
+from baguakit.runtime.runtime import Channel
 from baguakit.testing.blind import Blind, Two, Waited
 
 compressors, stages, topology = bk.compressors, bk.stages, bk.topology

@@ -55,7 +55,7 @@ DISTRIBUTED = {
 }
 ROOF = "__init__"
 # Rooms that others know by their `__init__` only.
-FACED = {"monitor", "runtime", "flights", "report", "attach"}
+FACED = {"monitor", "flights", "report", "attach"}
 # (from, to): why this import is an exception.
 NOTED = {
     ("comm", "lanes"): "each flow of a divided message is waited for on a lane of its own",
@@ -99,7 +99,7 @@ def may_use(user, used):
         return False
     if user in TOPMOST:
         return True
-    if used in FACED and user in WINGS | {"algorithms"}:
+    if used in FACED | {"runtime"} and user in WINGS | {"algorithms"}:
         return False
     if user in WINGS:
         return used in LEVEL and used != "interop"

@@ -144,17 +144,6 @@ def test_a_rank_that_was_to_die_and_does_not_is_ended_with_the_others(ranks):
     assert all(gone(pid) for pid in before) and ranks.run(lambda: "next") == ["next"] * 3
 
 
-def test_what_is_kept_lives_as_long_as_the_process(ranks):
-    def count(kept, by):
-        kept["n"] = kept.get("n", 0) + by
-        return kept["n"]
-
-    first = ranks.run(count, 2, keep=True)[0]
-    assert ranks.run(count, 3, keep=True) == [first + 3] * 3
-    ranks.close()
-    assert ranks.run(count, 2, keep=True) == [2] * 3
-
-
 def test_ranks_import_what_the_caller_can_at_that_moment(ranks, tmp_path, monkeypatch):
     (tmp_path / "my_module_of_today.py").write_text("def answer():\n    return 42\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -324,7 +313,6 @@ def test_refusals_are_sentences(ranks):
         (lambda: bk.Ranks(2, threads=2.0), r"threads is a whole number, 1 to 32768, not 2\.0"),
         (lambda: bk.Ranks(2, cuda="no"), "cuda is True or False, not 'no'"),
         *([] if torch.cuda.is_available() else [(lambda: bk.Ranks(2, cuda=True), "torch finds none")]),
-        (lambda: ranks.run(os.getpid, keep=1), "keep is True or False, not 1"),
         (lambda: ranks.run(os.getpid, lost=[0, 3]), "a rank in lost is a whole number, 0 to 2, not 3"),
         (lambda: ranks.run(os.getpid, lost=1), "lost is a sequence of ranks, not 1"),
         (lambda: ranks.run(3), "run takes a function and its arguments, not 3; leave out the parentheses"),

@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..buckets import local, real, split
 from ..comm import Comm
-from ..runtime import broadcast_into, broadcast_tensors, reshard
+from ..runtime.agreement import broadcast_into, broadcast_tensors, reshard
 from .setup import AttachSetup, is_divided, is_sharded
 
 

@@ -28,7 +28,8 @@ from ..flights import (
 )
 from ..monitor import PeerError
 from ..rules import Rule
-from ..runtime import agree, broadcast_tensors, channel_of, named, or_abandon, warm_up
+from ..runtime.agreement import agree, broadcast_tensors, channel_of, named
+from ..runtime.runtime import or_abandon, warm_up
 from ..stages.base import remembered
 from .aside import stand_aside
 from .backward import Backward

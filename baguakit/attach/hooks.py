@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..lanes import Moment
-from ..runtime import or_abandon
+from ..runtime.runtime import or_abandon
 from .backward import check_unconverted, hooked
 from .engine import Engine
 from .landings import params_of, sample_of

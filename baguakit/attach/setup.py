@@ -30,7 +30,7 @@ from ..buckets import What, check_averaged, split
 from ..comm import Comm, check_device, members_of
 from ..costs import Sizes, sizes_of
 from ..rules import Rule, rules_of
-from ..runtime import Setup, as_time, check_scaler, named, reshard
+from ..runtime.agreement import Setup, as_time, check_scaler, named, reshard
 from ..topology.chosen import chooses
 from .aside import standing_aside
 

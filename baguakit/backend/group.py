@@ -21,7 +21,8 @@ from ..comm.sending import LENGTHS, SENT, TAGS, is_staged, to_host
 from ..lanes import lane, lane_of
 from ..lanes.base import tensors_in
 from ..monitor import Collective
-from ..runtime import Channel, Setup, agree, own_comm, start_monitor, warn_of_shared_cards
+from ..runtime.agreement import Setup, agree
+from ..runtime.runtime import Channel, own_comm, start_monitor, warn_of_shared_cards
 from .methods import EXCHANGES, Call, Methods, compare, parts_of
 from .policy import Policy, count
 from .works import Passed, Work

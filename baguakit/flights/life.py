@@ -25,7 +25,8 @@ from ..comm import Comm
 from ..keeping import Joint
 from ..lanes import Moment, between, moment, passed
 from ..monitor import Collective, PeerError
-from ..runtime import AnySetup, Runtime
+from ..runtime.agreement import AnySetup
+from ..runtime.runtime import Runtime
 from .checkpoint import save_runner
 from .gradients import FAILED, GradientRunner
 from .runner import RECORDED, RuleRunner

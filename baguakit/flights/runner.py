@@ -26,7 +26,7 @@ from ..lanes import Phases
 from ..monitor import Collective
 from ..primitives import mean_
 from ..rules import Rule
-from ..runtime import Channel
+from ..runtime.runtime import Channel
 from ..stages import Hierarchical, Stage, State, call_stage
 from ..stages.base import has_phases, in_phases, init_stage, remembered
 from ..topology.chosen import as_chosen, chooses

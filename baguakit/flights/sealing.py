@@ -21,7 +21,8 @@ from ..arguments import Natural, Positive, kind_of, message, one_of, truth
 from ..comm import Comm
 from ..keeping import finite
 from ..rules import Rule
-from ..runtime import Runtime, first_said, plain_names
+from ..runtime.agreement import first_said, plain_names
+from ..runtime.runtime import Runtime
 from ..stages.base import remembered
 from .runner import RuleRunner
 

@@ -34,7 +34,7 @@ from torch.distributed import ReduceOp
 from ..comm import Comm
 from ..kernels.operators import land_, mix_
 from ..monitor import Collective
-from ..runtime import Channel
+from ..runtime.runtime import Channel
 from .runner import RuleRunner
 
 

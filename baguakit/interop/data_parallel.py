@@ -21,7 +21,8 @@ from ..arguments import message
 from ..buckets import check_averaged, real
 from ..comm import Comm, check_comm, members_of
 from ..comm.sending import backend_of
-from ..runtime import Setup, as_time, named, or_abandon
+from ..runtime.agreement import Setup, as_time, named
+from ..runtime.runtime import or_abandon
 from .handle import Handle, HookLife, rules_on_gradients
 
 if TYPE_CHECKING:

@@ -20,7 +20,8 @@ from ..keeping import Joint
 from ..lanes import Phases
 from ..report import Report, Row, make_report
 from ..rules import Algorithm, Rule, during_backward, rules_of
-from ..runtime import Setup, check_scaler, or_abandon, warm_up
+from ..runtime.agreement import Setup, check_scaler
+from ..runtime.runtime import or_abandon, warm_up
 from ..stages import Stage
 from ..stages.base import init_stage
 from ..topology.chosen import chooses

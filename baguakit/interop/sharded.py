@@ -34,7 +34,8 @@ from ..flights import Ledger
 from ..keeping import finite
 from ..primitives import compressed_all_gather, compressed_reduce_scatter
 from ..report import Row, row_of
-from ..runtime import Setup, as_time, broadcast_tensors, fsdp_modules, named, or_abandon, plain_names, reshard
+from ..runtime.agreement import Setup, as_time, broadcast_tensors, fsdp_modules, named, plain_names, reshard
+from ..runtime.runtime import or_abandon
 from ..stages import CompressedMean, ErrorFeedback, Mean, State
 from .handle import Handle, HookLife, rules_on_gradients
 

@@ -79,7 +79,6 @@ class Ranks:
         self,
         function: Callable[..., Any],
         *args: Any,
-        keep: bool = False,
         limit: float | None = None,
         lost: Sequence[int] = (),
     ) -> list[Any]:
@@ -91,7 +90,6 @@ class Ranks:
         Args:
             function: any function; closures, lambdas and functions of a notebook need cloudpickle.
             args: the arguments of the function, the same on all ranks.
-            keep: call `function(kept, *args)`. `kept` is a dict on each rank that lasts as long as the rank's process.
             limit: the seconds after which the call fails and each rank that still runs prints its stack; None for no
                 limit. The time begins when the ranks have started, and includes the transfer of the results.
             lost: ranks that are expected to die in this call. `run` does not wait for them, and returns None for them.
@@ -113,12 +111,11 @@ class Ranks:
             missing = "" if takes_closures() else "; for closures and functions of a notebook install cloudpickle"
             raise TypeError(f"{function!r} cannot be sent to the ranks: {error}{missing}") from error
         limit = math.inf if limit is None else real("limit", limit, above=0, most=MOST_SECONDS)
-        truth("keep", keep)
         listed = several("lost", lost, "a sequence of ranks")
         gone = {integer("a rank in lost", rank, 0, self.size - 1) for rank in listed}
         # Ranks get the source of code that is not in a file, such as a notebook cell, so that their tracebacks show it.
         sources = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
-        work = pickle.dumps({"path": [*map(str, sys.path)], "sources": sources, "keep": keep, "packed": packed})
+        work = pickle.dumps({"path": [*map(str, sys.path)], "sources": sources, "packed": packed})
         values: dict[int, Any] = {}
         with self._lock:
             try:

@@ -59,9 +59,8 @@ def run(control: int, out: int, err: int, listening: int | None = None) -> None:
     faulthandler.register(signal.SIGUSR1, all_threads=False)  # the caller sends it to ranks that are late
     caller = socket.socket(fileno=control)
     join(caller, listening, **_next(caller))
-    kept: dict[str, Any] = {}
     while True:
-        answer = perform(kept, **_next(caller))
+        answer = perform(**_next(caller))
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         send(answer, caller)
@@ -113,17 +112,16 @@ def join(
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
 
 
-def perform(kept: dict[str, Any], path: list[str], sources: dict[str, Any], keep: bool, packed: bytes) -> bytes:
+def perform(path: list[str], sources: dict[str, Any], packed: bytes) -> bytes:
     """Unpickle (function, args) and call the function; return the pickled (value, None) or (None, traceback).
 
-    With `keep`, the function gets `kept` as its first argument. `path` is the caller's `sys.path`. `sources` are the
-    caller's `linecache` entries of code that is not in a file.
+    `path` is the caller's `sys.path`. `sources` are the caller's `linecache` entries of code that is not in a file.
     """
     try:
         sys.path[:] = path
         linecache.cache.update(sources)
         function, args = pickle.loads(packed)
-        value = function(kept, *args) if keep else function(*args)
+        value = function(*args)
     except BaseException as error:
         trace = error.__traceback__
         while trace is not None and trace.tb_frame.f_code.co_filename == __file__:  # the user's code begins after it

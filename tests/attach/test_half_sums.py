@@ -13,7 +13,7 @@ import baguakit as bk
 from baguakit.flights.gradients import GradientRunner
 from baguakit.flights.weights import WeightRunner
 from baguakit.monitor.monitor import Fault, Monitor
-from baguakit.runtime import Channel
+from baguakit.runtime.runtime import Channel
 from baguakit.testing.blind import Blind, Two
 
 

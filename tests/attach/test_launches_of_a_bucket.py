@@ -15,7 +15,7 @@ from baguakit.flights.gradients import GradientRunner
 from baguakit.flights.life import Decisions
 from baguakit.keeping import Joint
 from baguakit.rules import rules_of
-from baguakit.runtime import Channel
+from baguakit.runtime.runtime import Channel
 from baguakit.testing.blind import Blind, Nowhere, Two
 
 NO_KERNEL = {  # views, and memory without values

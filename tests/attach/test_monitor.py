@@ -17,7 +17,7 @@ from baguakit.lanes import CpuLane, Flight
 from baguakit.monitor import Collective, Monitor, PeerError
 from baguakit.monitor.records import Board, Record
 from baguakit.rules import after_step
-from baguakit.runtime import Channel
+from baguakit.runtime.runtime import Channel
 from baguakit.stages import Mean
 
 

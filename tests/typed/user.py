@@ -134,18 +134,12 @@ def on_a_rank(names: list[str]) -> int:
     return values
 
 
-def kept(memory: dict[str, Any], name: str) -> str:
-    memory[name] = True
-    return name
-
-
 def main() -> None:
     matrix = bk.topology.BaseK(1).matrix(6, 0)
     print(matrix.sum(), bk.topology.Ring().weights(0, 8, 1)[0])
     with bk.Ranks(2) as ranks:
         values: list[int] = ranks.run(on_a_rank, ["bytegrad", "mine"], limit=60.0)
-        names: list[str] = ranks.run(kept, "a name", keep=True)
-        print(values, names)
+        print(values)
         try:
             some: list[float | None] = ranks.run(train, 3, "no such name", lost=[1])
             print(some)
