@@ -214,16 +214,13 @@ class Board:
         incomplete, peers = len(self._came) < self.size, sorted(set(ranks) & self._came - {self.rank})
         lease, *found = self.store.multi_get([LEASE, *[CAME] * incomplete, *map(str, peers)])
         if incomplete:
-            self._read_who_came(found.pop(0))
+            self._came = frozenset(map(int, found.pop(0).decode().split(",")[:-1]))
+            if self.rank not in self._came:  # two ranks have appended to a FileStore at the same time, which keeps one
+                self.store.append(CAME, f"{self.rank},")
         return Lease.of(lease), dict(zip(peers, map(Record.of, found), strict=True))
 
     def written(self, ranks: Iterable[int]) -> dict[int, Record]:
         """Return {rank: record} of other ranks in `ranks` that have written a record."""
         if len(self._came) < self.size:
-            self._read_who_came(self.store.get(CAME))
+            self.glance(())
         return self.glance(ranks)[1]
-
-    def _read_who_came(self, listed: bytes) -> None:
-        self._came = frozenset(map(int, listed.decode().split(",")[:-1]))
-        if self.rank not in self._came:  # two ranks have appended to a FileStore at the same time, which keeps one
-            self.store.append(CAME, f"{self.rank},")

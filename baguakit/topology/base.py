@@ -115,9 +115,8 @@ class Topology(ABC):
 
     def column_stochastic(self, size: int) -> bool:
         """Return whether in every round columns sum to 1 and no weight is negative: W preserves the sum."""
-        self.check(size)
-        unit_columns = partial(has_unit_sums, across=False)
-        return "doubly_stochastic" in self.facts or self._holds("column_stochastic", size, unit_columns)
+        fact = "doubly_stochastic" if "doubly_stochastic" in self.facts else "column_stochastic"
+        return self._holds(fact, size, partial(has_unit_sums, across=False))
 
     def _holds(self, fact: str, size: int, holds: Callable[[NDArray[np.float64]], bool]) -> bool:
         """Return whether a property is declared in `facts`, or `holds` returns True for the matrix of every round."""
