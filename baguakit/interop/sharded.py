@@ -128,7 +128,7 @@ class Unit:
 
     Attributes:
         name, module: the module that takes the hooks, the first if the call was given several.
-        group: the process group in which FSDP shards the parameters.
+        group, ranks: the process group in which FSDP shards the parameters, and its ranks.
         shards: {meta tensor: name}. The meta tensors have the shapes of the padded shards of trainable parameters, in
             the order of the gradients that a hook gets; complex shards have pairs of real values. If FSDP has not
             scattered the gradients, the shards of the first rank come first, then all shards of the second, and so on.
@@ -137,11 +137,8 @@ class Unit:
     name: str
     module: Any
     group: Any
+    ranks: list[int]
     shards: dict[Tensor, str]
-
-    @property
-    def ranks(self) -> list[int]:
-        return members_of(self.group)
 
 
 def units_of(model: nn.Module, comm: Comm | None) -> list[Unit]:
@@ -179,7 +176,7 @@ def units_of(model: nn.Module, comm: Comm | None) -> list[Unit]:
                 for r in range(1 if scattered else len(ranks))
                 for own, shape in shapes.items()
             }
-            units.append(Unit(name, module, shard_group, shards))
+            units.append(Unit(name, module, shard_group, ranks, shards))
     if not units:
         raise TypeError(
             f"no module of this model, a {type(model).__name__}, has been given to torch.distributed.fsdp.fully_shard"

@@ -114,7 +114,7 @@ class Plan(Declared):
         best, rows = self.best, [("algorithm", "step", "sent", "to DDP", "training")]
         for row in self.fastest():
             to_loss = "–" if row.to_loss is None else f"{row.to_loss * 1e3:,.1f} ms"
-            cells = f"{row.seconds * 1e3:,.1f} ms", f"{row.sent / 1e6:,.2f} MB", to_loss, row.effect.short
+            cells = f"{row.seconds * 1e3:,.1f} ms", f"{row.sent / 1e6:,.2f} MB", to_loss, str(row.effect)
             rows.append((("→ " if row is best else "  ") + self._short(row), *cells))
         width = max(len(row[0]) for row in rows)
         lines = [f" {name:<{width}}{step:>12}{sent:>11}{to:>11}  {word}" for name, step, sent, to, word in rows]

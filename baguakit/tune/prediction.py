@@ -74,19 +74,10 @@ class Effect(Declared):
         """Return whether training should reach DDP's final loss: the mean is exact, or rounded to 8 bits or more."""
         return self.averages and (self.bits is None or self.bits >= 8)
 
-    @property
-    def short(self) -> str:
-        """Return the effect in a word or two, for a table."""
+    def __str__(self) -> str:
         if not self.averages:
             return "different"
         return "as DDP" if self.bits is None else f"{self.bits}-bit" + ", feedback" * self.feedback
-
-    def __str__(self) -> str:
-        if not self.averages:
-            return "different trajectory"
-        if self.bits is None:
-            return "same as DDP"
-        return f"same up to {self.bits}-bit rounding" + " with error feedback" * self.feedback
 
 
 @checked

@@ -18,34 +18,33 @@ a, c = bk.algorithms, bk.compressors
 @pytest.mark.parametrize(
     "algorithm, text, kept",
     [
-        (a.gradient_allreduce(), "same as DDP", True),
-        (bk.hierarchical(a.gradient_allreduce()), "same as DDP", True),
-        (a.bytegrad(), "same up to 8-bit rounding", True),
-        (a.bytegrad(c.BFloat16()), "same up to 16-bit rounding", True),
-        (a.bytegrad(error_feedback=True), "same up to 8-bit rounding with error feedback", True),
-        (bk.hierarchical(a.bytegrad()), "same up to 8-bit rounding", True),
-        (a.bytegrad(c.UInt4(), error_feedback=True), "same up to 4-bit rounding with error feedback", False),
-        (a.bytegrad(error=1e-3), "same up to 2-bit rounding", False),
-        (a.power_sgd(), "different trajectory", False),
-        (a.top_k(), "different trajectory", False),
-        (a.qadam(), "different trajectory", False),
-        (a.gradient_allreduce(delay=1), "different trajectory", False),
-        (a.local_sgd(), "different trajectory", False),
-        (a.decentralized(), "different trajectory", False),
-        (a.async_model_average(), "different trajectory", False),
+        (a.gradient_allreduce(), "as DDP", True),
+        (bk.hierarchical(a.gradient_allreduce()), "as DDP", True),
+        (a.bytegrad(), "8-bit", True),
+        (a.bytegrad(c.BFloat16()), "16-bit", True),
+        (a.bytegrad(error_feedback=True), "8-bit, feedback", True),
+        (bk.hierarchical(a.bytegrad()), "8-bit", True),
+        (a.bytegrad(c.UInt4(), error_feedback=True), "4-bit, feedback", False),
+        (a.bytegrad(error=1e-3), "2-bit", False),
+        (a.power_sgd(), "different", False),
+        (a.top_k(), "different", False),
+        (a.qadam(), "different", False),
+        (a.gradient_allreduce(delay=1), "different", False),
+        (a.local_sgd(), "different", False),
+        (a.decentralized(), "different", False),
+        (a.async_model_average(), "different", False),
     ],
 )
 def test_effects(algorithm, text, kept):
     found = effect(algorithm)
     assert (str(found), found.keeps_loss) == (text, kept)
-    assert found.short in ("as DDP", "different") or found.short.startswith(f"{found.bits}-bit")
 
 
 @pytest.mark.parametrize("expression", ALGORITHMS)
 def test_an_algorithm_is_the_same_as_ddp_if_it_averages_gradients_exactly(expression):
     algorithm = made(expression)
     steady = together(rule for rule in rules_of(algorithm) if rule.stop is None)
-    same = str(effect(algorithm)) == "same as DDP"
+    same = str(effect(algorithm)) == "as DDP"
     in_time = averages_gradients(steady) and not delayed(steady)
     assert same == (exact(steady) and in_time and all(r.stage.averages for r in steady.rules))
     assert not effect(algorithm).keeps_loss or (averages_gradients(algorithm) and not delayed(algorithm))
@@ -75,4 +74,4 @@ def test_a_plan_that_names_no_algorithm_predicts_all_and_picks_one_that_keeps_th
     assert all(each == told[0] for each in told)
     assert len(rows) + len(left_out) == len(every())
     assert {repr(each) for each in every()} >= set(rows)
-    assert picked == "same up to 8-bit rounding" and all(reason in text for reason in left_out.values())
+    assert picked == "8-bit" and all(reason in text for reason in left_out.values())
