@@ -190,8 +190,6 @@ def own(target: Target, argument: str, odd: str) -> bool:
         argument == "complexity" and odd in ("SGD", "lambda")
     ):
         return True
-    if argument == "steps" and target.name.endswith("progress"):  # of tensors, it goes through the rows
-        return True
     if argument == "marks" and odd in ("lambda", "int", "nn.Linear", "SGD", "Mean()"):  # functions, which may raise
         return True
     if argument == "link" and odd in ("'a'", "'grad'"):  # hosts that cannot be reached

@@ -112,7 +112,7 @@ def never(name: str, argument: str, value: Any) -> bool:
     """Return whether no argument of this name can work with a value."""
     if name in ("tune.Cost", "tune.Prediction", "tune.Trial"):
         return False  # results, which users only read
-    if (name, argument) == ("tune.Place().messages", "k") and value == 0:
+    if (name, argument) == ("tune.Place().messages", "k") and type(value) is int and value == 0:
         return False  # a rank without neighbours
     return any(
         type(value) is type(each) and (value == each or value != value != each) for each in NEVER.get(argument, ())
