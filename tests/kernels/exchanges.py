@@ -142,11 +142,11 @@ def _int32(number):
 
 @dataclass
 class Results:
-    """Of means one after another: values, residuals and finite CTAs of each rank, in a list for each mean."""
+    """Of means one after another: values, residuals and, where it was launched, finite CTAs of each rank."""
 
     values: list[list[torch.Tensor]]
     residuals: list[list[torch.Tensor]]
-    finite: list[list[torch.Tensor]]
+    finite: list[dict[int, torch.Tensor]]
 
 
 def run(gpu: Any, node: Node, *means: Mean, order: Any = None, come: Any = None) -> Results:
@@ -157,19 +157,19 @@ def run(gpu: Any, node: Node, *means: Mean, order: Any = None, come: Any = None)
     """
     values = [[x.clone() for x in mean.values] for mean in means]
     residuals = [[torch.full((mean.length,), 7.0) for _ in mean.values] for mean in means]
-    finite: list[list[torch.Tensor]] = [[] for _ in means]
+    finite: list[dict[int, torch.Tensor]] = [{} for _ in means]
 
     def launch(rank):
         for place, mean in enumerate(means[: None if come is None else come[rank]]):
             lost = residuals[place][rank] if mean.residual else None
-            finite[place].append(node.launch(rank, mean, values[place][rank], lost))
+            finite[place][rank] = node.launch(rank, mean, values[place][rank], lost)
 
     node.together(gpu, launch, order)
     return Results(values, residuals, finite)
 
 
-def wrong(node: Node, results: Results, *means: Mean) -> str:
-    """Say what first differs from the definition; nothing if all is as it should be."""
+def unlike(node: Node, results: Results, *means: Mean) -> str:
+    """Say what first differs from the definition of the means; nothing if all is as it should be."""
     for place, mean in enumerate(means):
         value, lost = mean.wanted
         for rank in range(mean.ranks):
@@ -180,11 +180,16 @@ def wrong(node: Node, results: Results, *means: Mean) -> str:
                 return f"{at}, residual: {found}"
             if results.finite[place][rank].tolist() != mean.good(node.ctas):
                 return f"{at}: {results.finite[place][rank].tolist()} are finite, not {mean.good(node.ctas)}"
+    return ""
+
+
+def wrong(node: Node, results: Results, *means: Mean) -> str:
+    """Say likewise what differs in the results, counters and words for the host."""
     ended = [_int32(node.begun + len(means))] * node.ctas
     for rank in range(node.ranks):
         if node.counters[rank].tolist() != ended or node.control[rank].any():
             return f"rank {rank} ends with {node.counters[rank].tolist()} and {node.control[rank].tolist()}"
-    return ""
+    return unlike(node, results, *means)
 
 
 def checked(gpu: Any, *means: Mean, order: Any = None, ctas: int = 2, **options: Any) -> None:

@@ -113,12 +113,12 @@ def wires():
     yield "exact", lambda dtype: Wire(None, dtype=dtype, exact=True)
 
 
-def joint(wire_of, dtype, one_hop):
+def joint(wire_of, dtype, one_hop, length=LENGTH):
     rank, ranks, ctas, half_bytes, limit = 1, 3, 2, 1 << 20, 10**9
     addresses = torch.zeros(ranks, dtype=torch.int64)
     counters, control = (torch.zeros(count, dtype=torch.int32) for count in (ctas, 1 + ranks))
     memory = Memory(rank, ranks, addresses, counters, control, half_bytes, limit)
-    [x], [lost], wire = values(dtype), values(torch.float32), wire_of(dtype)
+    [x], [lost], wire = values(dtype, length=length), values(torch.float32, length=length), wire_of(dtype)
     mean_(memory, wire, x, None if wire.exact else lost, one_hop)
 
 

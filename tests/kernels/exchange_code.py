@@ -1,0 +1,39 @@
+"""Compile the kernel of means over ranks for a target, and print what its code does: a line of JSON for each variant.
+
+    python exchange_code.py TARGET
+
+A line is as those of `ahead_of_time.py`; the arguments are those that the launcher passes.
+"""
+
+import json
+import sys
+
+import torch
+import triton
+from ahead_of_time import TARGETS, cuda_facts
+from launches import Asked, joint, wires
+from variants import why
+
+LENGTH = 3 * 4 * 4096  # three shards of whole tiles, accessed in sixteen bytes
+
+
+def facts_of(asked, options, source, described):
+    try:
+        binary = triton.compile(source, target=asked.target, options=vars(options))
+    except Exception as error:  # Triton raises many kinds, its own and those of the tools that it runs
+        return described | {"error": why(error)}
+    return described | cuda_facts(binary, 1)
+
+
+if __name__ == "__main__":
+    [name] = sys.argv[1:]
+    asked, failed = Asked(TARGETS[name]), False
+    for form, wire in wires():
+        for one_hop in (False, True):
+            asked.within = {"format": form, "one_hop": one_hop}
+            joint(wire, torch.float32, one_hop, LENGTH)
+    for described, options, source in asked.seen.values():
+        facts = facts_of(asked, options, source, {"target": name, "kernel": source.name} | described)
+        failed = failed or "error" in facts
+        print(json.dumps(facts), flush=True)
+    sys.exit(failed)
