@@ -1,6 +1,6 @@
 """Compile the kernel of means over ranks for a target, and print what its code does: a line of JSON for each variant.
 
-    python exchange_code.py TARGET
+    python exchange_code.py TARGET [FORMAT…]
 
 A line is as those of `ahead_of_time.py`; the arguments are those that the launcher passes.
 """
@@ -26,9 +26,9 @@ def facts_of(asked, options, source, described):
 
 
 if __name__ == "__main__":
-    [name] = sys.argv[1:]
+    name, *only = sys.argv[1:]
     asked, failed = Asked(TARGETS[name]), False
-    for form, wire in wires():
+    for form, wire in [each for each in wires() if not only or each[0] in only]:
         for one_hop in (False, True):
             asked.within = {"format": form, "one_hop": one_hop}
             joint(wire, torch.float32, one_hop, LENGTH)

@@ -70,7 +70,7 @@ class Mean:
 
     def good(self, ctas: int) -> list[bool]:
         """Whether each CTA's values of the mean are finite."""
-        constants = self.wire.constants(self.shard, self.values[0].itemsize)
+        constants = self.wire.constants(self.shard, self.values[0].itemsize, aligned=True)
         tile = constants["BLOCK"] * constants["BLOCKS"]
         owner = torch.arange(self.length) % self.shard // tile % ctas
         finite = self.wanted[0].isfinite()
@@ -149,14 +149,15 @@ class Results:
     finite: list[dict[int, torch.Tensor]]
 
 
-def run(gpu: Any, node: Node, *means: Mean, order: Any = None, come: Any = None) -> Results:
+def run(gpu: Any, node: Node, *means: Mean, order: Any = None, come: Any = None, apart: int = 0) -> Results:
     """Run means one after another in an order.
 
     Args:
         come: how many of them each rank runs; by default all.
+        apart: how many values lie between the begin of a tensor's memory and the tensor.
     """
-    values = [[x.clone() for x in mean.values] for mean in means]
-    residuals = [[torch.full((mean.length,), 7.0) for _ in mean.values] for mean in means]
+    values = [[torch.cat([x[:1].expand(apart), x])[apart:] for x in mean.values] for mean in means]
+    residuals = [[torch.full((apart + mean.length,), 7.0)[apart:] for _ in mean.values] for mean in means]
     finite: list[dict[int, torch.Tensor]] = [{} for _ in means]
 
     def launch(rank):
@@ -192,8 +193,8 @@ def wrong(node: Node, results: Results, *means: Mean) -> str:
     return unlike(node, results, *means)
 
 
-def checked(gpu: Any, *means: Mean, order: Any = None, ctas: int = 2, **options: Any) -> None:
+def checked(gpu: Any, *means: Mean, order: Any = None, ctas: int = 2, begun: int = 0, apart: int = 0) -> None:
     """Run means one after another in an order, in memory of their own, and compare."""
-    node = Node(means[0].ranks, max(mean.bytes for mean in means), ctas, **options)
-    results = run(gpu, node, *means, order=order)
+    node = Node(means[0].ranks, max(mean.bytes for mean in means), ctas, begun=begun)
+    results = run(gpu, node, *means, order=order, apart=apart)
     assert not (found := wrong(node, results, *means)), f"{means}, {order and order.name}: {found}"

@@ -73,3 +73,12 @@ def test_means_of_whole_tiles_equal_their_definition(codec, ranks, executed_gpu)
         mean = Mean(ranks, 4096 * tiles, codec, residual=codec is not None, one_hop=one_hop)
         for order in drawn(3):
             checked(executed_gpu, mean, order=order)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("length", [2 * 4096, 2 * 4100, 2 * 4101])
+@pytest.mark.parametrize("apart", [1, 2, 4, 8])
+def test_means_of_tensors_that_begin_anywhere(apart, length, executed_gpu):
+    """Tiles are whole, and accessed in as many bytes as the address allows."""
+    checked(executed_gpu, Mean(2, length, dtype=torch.bfloat16), apart=apart)

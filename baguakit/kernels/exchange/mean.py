@@ -33,6 +33,8 @@ def mean_kernel(
     EXACT: tl.constexpr, ONE_HOP: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
     cta, ctas = tl.program_id(0), tl.num_programs(0)
+    if not NARROW:
+        n = n // 16 * 16  # as it is: so Triton knows that shards are aligned as x is
     number = tl.load(counters_ptr + cta) + 1
     half = (number & 1).to(tl.int64) * half_bytes
     shards = 1 if ONE_HOP else ranks
@@ -115,9 +117,10 @@ def mean_(memory: Memory, wire: Wire, x: Tensor, residual: Tensor | None = None,
             f"a mean of {len(x):,} values needs {needed:,} bytes; half the memory is {memory.half_bytes:,}"
         )
     ok = torch.empty(memory.ctas, dtype=torch.bool, device=x.device)
+    aligned = not any(each.data_ptr() % 16 for each in (x, residual) if each is not None)
     mean_kernel[(memory.ctas,)](
         x, residual, byte_of(ok), memory.addresses, memory.counters, memory.control, memory.rank, memory.ranks,
         memory.half_bytes, memory.limit, *wire.arguments(n, x.device), len(x), n,
-        ONE_HOP=one_hop, **wire.constants(n, x.itemsize),
+        ONE_HOP=one_hop, **wire.constants(n, x.itemsize, aligned),
     )  # fmt: skip
     return ok

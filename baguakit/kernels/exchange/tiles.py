@@ -86,11 +86,11 @@ class Wire:
         layout = self.form.layout(n, self.block)
         return signs_of(self.block, device) if self.form.rotated else None, layout.row, layout.header_at
 
-    def constants(self, n: int, itemsize: int) -> dict[str, Any]:
-        """Return a kernel's constants and options for rows of `n` values of `itemsize` bytes."""
+    def constants(self, n: int, itemsize: int, aligned: bool) -> dict[str, Any]:
+        """Return constants and options for rows of `n` values of `itemsize` bytes, aligned to 16 bytes or not."""
         tile, width = max(self.block, WARPS * WARP) // self.block * self.block, 16 // itemsize
         common = {"BLOCK": self.block, "BLOCKS": tile // self.block, "THREADS": 32 * WARPS, "num_warps": WARPS}
-        common |= {"NARROW": n % 16 != 0, "EXACT": self.exact, "enable_fp_fusion": False}
+        common |= {"NARROW": n % 16 != 0 or not aligned, "EXACT": self.exact, "enable_fp_fusion": False}
         if self.form is None:
             names = dict.fromkeys(("ADD_UP", "MEASURE", "ENCODE", "DECODE"))
             form: tuple[int, ...] = (8, False, False)
@@ -101,7 +101,7 @@ class Wire:
             names["ADD_UP"] = module.add_up if bits in (1, 2, 4) else None
             form, word = (bits, self.form.padded, self.form.rotated, *self.form.numbers), WORDS[self.form.header_bytes]
             width = min(width, PLANES[bits][0] * WARP // 256)
-        return common | names | {"FORM": form, "WORD": word, "WIDTH": gcd(width, n)}
+        return common | names | {"FORM": form, "WORD": word, "WIDTH": gcd(width, n) if aligned else 1}
 
 
 @triton.jit
