@@ -14,7 +14,8 @@ from ahead_of_time import TARGETS, cuda_facts
 from launches import Asked, joint, wires
 from variants import why
 
-LENGTH = 3 * 4 * 4096  # three shards of whole tiles, accessed in sixteen bytes
+VALUES = 4096  # of a tile
+LENGTH = 3 * 4 * VALUES  # three shards of whole tiles, accessed in sixteen bytes
 
 
 def facts_of(asked, options, source, described):
@@ -22,7 +23,8 @@ def facts_of(asked, options, source, described):
         binary = triton.compile(source, target=asked.target, options=vars(options))
     except Exception as error:  # Triton raises many kinds, its own and those of the tools that it runs
         return described | {"error": why(error)}
-    return described | cuda_facts(binary, 1)
+    values = VALUES // (binary.metadata.num_warps * asked.target.warp_size)
+    return described | {"values": values} | cuda_facts(binary, values)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import pytest
 from tiers import slow_after, slow_and_compiled
-from variants import TARGETS, compiled, name_of
+from variants import TARGETS, compiled, name_of, printed_by, without_errors
 
 triton = pytest.importorskip("triton")
 SIZES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp64": 8}
@@ -188,6 +188,7 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.timeout(900)  # the first test of a target waits until all is compiled
 # Compiling takes half a minute for each target where nothing is cached.
 VECTORS = ("v4.b32", "v2.b64")
+SPILLED = 1024  # bytes of a thread: uint4 has the most, on cuda:100
 
 
 @pytest.fixture(scope="module", params=PARAMS)
@@ -267,3 +268,23 @@ def test_packing_and_adding_the_k_largest_take_few_registers_and_fuse_nothing(to
         if facts["kernel"] != "select_kernel":
             assert not any(facts["spilled"]), name_of(facts)
             assert not facts.get("fused") and not facts.get("flushing"), name_of(facts)
+
+
+@pytest.fixture(scope="module", params=slow_after(0, [target for target in TARGETS if target.startswith("cuda")]))
+def exchange(request: pytest.FixtureRequest) -> tuple[dict, ...]:
+    return without_errors(printed_by("exchange_code.py", request.param))
+
+
+def test_means_over_ranks_take_no_more_than_they_do(exchange):
+    """Kernels of 32 values a thread take nearly all registers; in two hops most spill."""
+    for facts in exchange:
+        assert sum(facts["spilled"]) <= SPILLED, name_of(facts)
+        assert (facts["unasked"], facts["flushing"]) == (0, []), name_of(facts)
+
+
+def test_means_over_ranks_move_values_in_sixteen_bytes(exchange):
+    """Those of x: loaded and stored at the ends, four at a time, eight times a thread."""
+    for facts in exchange:
+        for kind in ("ld", "st"):
+            wide = sum(facts["accesses"].get(f"{kind}.global.{vector}", 0) for vector in VECTORS)
+            assert wide >= facts["values"] * SIZES["fp32"] // 16, (name_of(facts), facts["accesses"])

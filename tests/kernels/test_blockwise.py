@@ -206,6 +206,22 @@ def test_kernels_of_several_warps_equal_the_definition(name, kernels_of):
     assert torch.equal(bits(kernel_lost.cpu()), bits(lost))
 
 
+@pytest.mark.parametrize("apart", [1, 2])
+def test_rows_may_begin_at_any_value(apart, device):
+    """A GPU, and the executor of PTX, refuse an access that is wider than an address allows."""
+    form, block, _ = FORMATS["minmax_uint8"]
+    rows = torch.zeros(3, apart + 2 * 2052, device=device)[:, apart:]
+    x, lost, out = (each.view(2, 2052) for each in rows)
+    x.copy_(sample(2, 2052))
+    theirs = torch.empty_like(lost)
+    packed = definition(form).compress(x, block, theirs)
+    assert torch.equal(kernels(form).compress(x, block, lost), packed)
+    assert same(lost, theirs)
+    definition(form).decompress_(theirs, packed, block)
+    kernels(form).decompress_(out, packed, block, None)
+    assert same(out, theirs)
+
+
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's: beside the largest fp32 a level can be infinite
 @every
 @pytest.mark.parametrize("key", [None, KEY])

@@ -352,8 +352,8 @@ def _launch(
     """Launch a kernel on values of shape (rows, n), of `itemsize` bytes each."""
     (rows, n), layout = shape, format.layout(shape[1], block)
     signs = signs_of(block, arguments[0].device) if format.rotated else None
-    drawn = draws.get("DRAWN", False)
-    for first, tiles, options in _tiles(kernel, format, n, block, itemsize, _stride(shape), drawn):
+    drawn, anywhere = draws.get("DRAWN", False), rows > 1 and not all(map(_begins_well, arguments[:2]))
+    for first, tiles, options in _tiles(kernel, format, n, block, itemsize, 1 if anywhere else _stride(shape), drawn):
         placed = signs, layout.row, layout.header_at, n, first, tiles
         launch(kernel, rows * tiles, *arguments, *placed, **draws, **options)
 
@@ -403,7 +403,11 @@ def options_of(
 
 
 def _aligned(packed: Tensor) -> Tensor:
-    return packed if packed.data_ptr() % 16 == 0 else packed.clone()
+    return packed if _begins_well(packed) else packed.clone()
+
+
+def _begins_well(x: Tensor | None) -> bool:
+    return x is None or x.data_ptr() % 16 == 0
 
 
 def _count(packed: Tensor) -> Any:
