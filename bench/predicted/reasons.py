@@ -5,7 +5,7 @@ from typing import Any
 TARGET = 0.9
 DRAWS = "draws: two rounds of an integer hash for each value, fixed by the format's definition"
 ROTATES = "rotates blocks: an addition for each value and doubling of the block, and exchanges through shared memory"
-SPREADS = "seven instructions to add up eight codes, ten to scale, round and join, and twelve of addresses and headers"
+SPREADS = "seven instructions to add up eight codes, three to five to scale, round and join, four to eight for headers"
 # By beginnings of "family: name, dtype".
 REASONS = {
     "Float8(): compress, residual, stochastic": DRAWS,

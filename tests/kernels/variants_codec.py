@@ -1,8 +1,9 @@
 """The kernels of the wire formats, as they are launched for a length and tensors on multiples of sixteen."""
 
 from formats import BLOCKWISE, MINMAX
-from variants import Variant
+from variants import DEFAULTS, Variant
 
+from baguakit.compressors import Uniform
 from baguakit.kernels.blockwise import gpu as kernels
 from baguakit.kernels.blockwise import gpu as launch
 
@@ -21,6 +22,8 @@ def variants():
         yield from of_format(format, "bf16", block, False, residuals=(False,))
         yield variant(kernels.reduce_kernel, format, "fp32", block, True, True, {"DRAWN": True})
         yield variant(kernels.reduce_kernel, format, "fp32", block, False, False, {"DRAWN": False})
+    plain = Uniform(2, rotate=False)  # loads the residual early, as one bit does, but codes and grid are others
+    yield variant(kernels.reduce_kernel, plain.form, "fp32", plain.block, False, True, {"DRAWN": False})
 
     for block, masked in ((512, False), (512, True), (2048, False)):
         yield variant(kernels.decompress_kernel, MINMAX, "fp32", block, masked, False, {}, told=True)
@@ -48,7 +51,7 @@ def of_format(format, dtype, block, masked, residuals):
 def variant(kernel, format, dtype, block, masked, residual, drawn, stride=16, told=False):
     size = SIZES[dtype] if kernel is not kernels.reduce_kernel else 4 if residual else 1
     asked = launch.options_of(kernel, format, block, size, masked, stride, drawn.get("DRAWN", False))
-    options = {name: asked.pop(name) for name in ("num_warps", "enable_fp_fusion")}
+    options = {name: asked.pop(name) for name in DEFAULTS if name in asked}
     constants = asked | drawn
     for name, there in (("residual_ptr", residual), ("signs_ptr", format.rotated), ("ok_ptr", told)):
         if not there and name in kernel.arg_names:

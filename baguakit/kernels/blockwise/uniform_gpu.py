@@ -12,6 +12,7 @@ from .gpu import BITS, ROTATED, word_of, words_at
 SMALLEST, NAN, INFINITY = tl.constexpr(2.0**-126), tl.constexpr(float("nan")), tl.constexpr(float("inf"))
 REACH, LARGEST, LARGEST_BF16 = tl.constexpr(32760.0), tl.constexpr(2.0**127), tl.constexpr(255 * 2.0**120)
 INFINITY_BITS = tl.constexpr(0x7F800000)
+SIXTEEN_BITS = tl.constexpr(0x47800000)  # those of 2^16
 ORIGIN, ORIGIN_BITS = tl.constexpr(2.0**23), tl.constexpr(0x4B000000)
 TWO, THREE = tl.constexpr(1.2479), tl.constexpr(0.7344)  # spacings
 
@@ -25,12 +26,12 @@ def measure(x, inside, width, plain, MASKED, DRAWN, FORM):
             size, broken = tl.max(tl.abs(x), 0), tl.max((x - x != 0).to(tl.int32), 0) != 0  # max drops NaN
         else:
             if plain is None:
-                size, broken = mean_magnitude(x, width, MASKED)
+                size, broken = mean_magnitude(x, width, MASKED, FORM)
             elif plain:  # no sum of magnitudes rounds, and each is a whole multiple of the unit of their mean
                 size = tl.sum(tl.abs(x), 0) * (1.0 / width)
                 broken = size != size
             else:
-                size, broken = mean_magnitude(x, width, MASKED)
+                size, broken = mean_magnitude(x, width, MASKED, FORM)
         step = size * (2.0 if DRAWN or FORM[BITS] == 1 else TWO if FORM[BITS] == 2 else THREE)
         step = bf16_above(tl.minimum(tl.maximum(step, SMALLEST), LARGEST))
         scale, step = tl.where(size == 0, 0.0, tl.div_rn(1.0, step)), tl.where(size == 0, 0.0, step)
@@ -79,9 +80,12 @@ def higher(a, b):
 
 
 @triton.jit
-def mean_magnitude(x, width, MASKED):
+def mean_magnitude(x, width, MASKED, FORM):
     """Return the mean |x| of each block, and whether a value of the block is not finite."""
-    top = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)  # as integers magnitudes keep their order, and NaN
+    if FORM[ROTATED] and not INTERPRETED:
+        top = tl.reduce(tl.abs(x), 0, higher).to(tl.int32, bitcast=True)
+    else:  # as integers, magnitudes keep their order, and NaN; those of bf16 are two in a word
+        top = tl.max(x.to(tl.int32, bitcast=True) & 0x7FFFFFFF, 0)
     field = tl.minimum(tl.maximum(top >> 23, 30), 254)
     unit, units = ((field - 16) << 23).to(tl.float32, bitcast=True), ((270 - field) << 23).to(tl.float32, bitcast=True)
     total = tl.sum((tl.abs(x) * units[None, :]).to(tl.int32), 0).to(tl.float32)
@@ -100,11 +104,17 @@ def encode(x, word, scale, draw, FORM):
     TOP: tl.constexpr = (1 << FORM[BITS]) - 1
     ABOUT_ZERO: tl.constexpr = FORM[BITS] == 1 or (FORM[ROTATED] and FORM[BITS] <= 3 and draw is None)
     if ABOUT_ZERO and draw is None:
-        HALF: tl.constexpr = 1 << (FORM[BITS] - 1)
-        step, above = parts_of(word, FORM)[0], tl.full(x.shape, HALF, tl.int32)
-        for k in tl.static_range(1, HALF):
-            above += (tl.abs(x) >= (k * step)[None, :]).to(tl.int32)
-        return (tl.where(x >= 0, above, TOP - above) & tl.where(step == step, TOP, 0)[None, :]).to(tl.uint8)
+        step = parts_of(word, FORM)[0]
+        keep = tl.where(step == step, TOP, 0).to(tl.uint32)[None, :]
+        if FORM[BITS] == 1:
+            return tl.where(x >= 0, keep, 0).to(tl.uint8)
+        # The number of steps that are larger than |x|; of values that are not negative, TOP minus that. Signs of
+        # differences need no predicates, of which a thread has seven.
+        below = tl.zeros(x.shape, tl.uint32)
+        for k in tl.static_range(1, 1 << (FORM[BITS] - 1)):
+            below += beyond(x, (k * step)[None, :]).to(tl.uint32, bitcast=True) >> 31
+        negative = ((x + 0.0).to(tl.int32, bitcast=True) >> 31).to(tl.uint32, bitcast=True)  # the sum is not -0
+        return equal_bits(below, negative, keep).to(tl.uint8)
     else:
         level = x * scale[None, :]
         if draw is not None:
@@ -133,8 +143,28 @@ def join_words(x, word, FORM):
     if FORM[BITS] == 1:
         return (signs_in_words(x, 1, 0) ^ 0xFFFFFFFF) & keep
     else:
-        negative, below = signs_in_words(x, 2, 1), signs_in_words(tl.abs(x) - step[None, :], 2, 0)
+        negative, below = signs_in_words(x, 2, 1), signs_in_words(beyond(x, step[None, :]), 2, 0)
         return (negative ^ (negative >> 1) ^ below ^ 0xFFFFFFFF) & keep
+
+
+@triton.jit
+def beyond(x, step):
+    """Return |x| - step."""
+    if PORTABLE:
+        return tl.abs(x) - step
+    else:  # an instruction takes a magnitude, but LLVM finds those of `measure` and keeps them in registers
+        CODE: tl.constexpr = "{ .reg .f32 %a; abs.f32 %a, $1; sub.f32 $0, %a, $2; }"
+        return tl.inline_asm_elementwise(CODE, "=f,f,f", [x, step], tl.float32, True, 1)
+
+
+@triton.jit
+def equal_bits(x, y, mask):
+    """Return the bits of a mask where those of x and y are equal."""
+    if PORTABLE:
+        return (x ^ y ^ 0xFFFFFFFF) & mask
+    else:  # LLVM inverts y before what y is computed by
+        CODE: tl.constexpr = "lop3.b32 $0, $1, $2, $3, 0x82;"
+        return tl.inline_asm_elementwise(CODE, "=r,r,r,r", [x, y, mask], tl.uint32, True, 1)
 
 
 @triton.jit
@@ -200,18 +230,28 @@ def add_up(packed_ptr, rows, factor, row_bytes, header_at, block, FORM, BLOCK, W
     total = tl.fma(total, tl.reshape(lowered, shape), tl.reshape(start, shape))
     # Magnitudes have at most 17 digits; and units are so large that u of `uniform.py` is no larger.
     most = tl.where((unit >= 2.0**-80) | (reach == 0), reach, INFINITY) * max(BLOCK, 128)
-    return tl.reshape(total, (BLOCK, BLOCKS)), below(reach, ORIGIN / (16 // PLANE)), below(most, 16777216.0)
+    # What is not exact has a reach so large that sums of magnitudes round, too: one maximum tells both.
+    doubt = tl.max((~(reach < ORIGIN / (16 // PLANE))).to(tl.int32) + (~(most < 16777216.0)).to(tl.int32))
+    return tl.reshape(total, (BLOCK, BLOCKS)), doubt < 2, doubt == 0
 
 
 @triton.jit
 def eight_of(at, first, rows, row_bytes):
     """Return the words of eight rows. Beyond the last, they are those of the last."""
-    stride = row_bytes // 4
-    at += tl.cast(first, tl.int64) * stride
+    at += tl.cast(first, tl.int64) * (row_bytes // 4)
+    if rows - first >= 8:  # noqa: SIM108 - tuples; a row's place then is one sum
+        words = each_of(at, row_bytes // 4, 7)
+    else:
+        words = each_of(at, row_bytes // 4, rows - 1 - first)
+    return words
+
+
+@triton.jit
+def each_of(at, stride, last):
     words = ()
     for row in tl.static_range(8):
         words += (tl.load(at),)  # type: ignore[assignment]
-        at += tl.where(first + row < rows - 1, stride, 0)
+        at += tl.where(row < last, stride, 0)
     return words
 
 
@@ -265,11 +305,6 @@ def chosen(x, y, BYTES: tl.constexpr):
 
 
 @triton.jit
-def below(x, bound):
-    return tl.max((~(x < bound)).to(tl.int32)) == 0
-
-
-@triton.jit
 def units_of(word, packed_ptr, rows, row_bytes, header_at, block, FORM):
     """Return each block's unit, its inverse, the sum of bottoms times steps, and a bound of all sums, in units.
 
@@ -306,7 +341,8 @@ def reach_of(word, scale, FORM):
     of_bottom = step * 0.5 if HALVES else step
     bottom = (word.to(tl.int32, bitcast=True) >> 16).to(tl.float32)
     most = tl.maximum(tl.abs(bottom), tl.abs(bottom + SPAN)) * of_bottom
-    fits = (step >= 0) & (step < 65536.0) & (tl.floor(of_bottom) == of_bottom)
+    within = step.to(tl.uint32, bitcast=True) < SIXTEEN_BITS  # neither NaN nor negative
+    fits = within & (tl.floor(of_bottom) == of_bottom)
     return tl.sum(bottom * of_bottom, 0), tl.sum(tl.where(fits, most, INFINITY), 0)
 
 
