@@ -107,6 +107,7 @@ class Bounded(Order):
         self.name = f"the order that begins with the choices {list(begin)}"
         self.others: list[tuple[tuple[int, ...], int]] = []
         self.ended = False
+        self._been: set[Hashable] = set()
         self._readers: dict[int, set] = {}
         self._writers: dict[int, set] = {}
 
@@ -130,10 +131,12 @@ class Bounded(Order):
         if place < len(self.begin):
             return self.begin[place]
         here = (state(), group, current if current in able else None)
-        if self.ended or self.known.states.get(here, -1) >= self.left:
-            self.ended = True  # what follows has been run from here
+        before = -1 if here in self._been else self.known.states.get(here, -1)
+        if self.ended or before >= self.left:
+            self.ended = True  # another order has gone on from here
             return first
         self.known.states[here] = self.left
+        self._been.add(here)
         left = self.left if current not in able else self.left - 1
         if left >= 0:
             self.others += [((*self.choices, other), left) for other in related if other != first]

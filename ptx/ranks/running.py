@@ -175,7 +175,7 @@ class Running:
             self._progress()
 
     def _state(self):
-        return tuple(sorted((key, turn.history) for key, turn in self.turns.live.items()))
+        return tuple((key, turn.history, turn.pending.line) for key, turn in sorted(self.turns.live.items()))
 
     def _progress(self):
         self.jump, self.jumps, self.idle = SECOND, 0, 0

@@ -88,11 +88,13 @@ class Shadow:
         self.written, self.read = _Slot(0), []
         self.kept = 4096  # events, before those are forgotten that no byte has
         self.strong: dict[int, list[tuple[int, Event]]] = {}  # by block, first bytes and events
+        self.ordering = np.zeros(0, bool)  # the bytes that strong accesses have accessed
 
     def grow(self, size: int) -> None:
         if size > self.size:
             for slot in (self.written, *self.read):
                 slot.grow(size)
+            self.ordering = np.concatenate([self.ordering, np.zeros(size - self.size, bool)])
             self.size = size
 
     def add(self, event: Event, same: np.ndarray | None) -> Race | None:
@@ -108,9 +110,10 @@ class Shadow:
         found = self._differs(event, bytes_, place, same.ravel()) if several and same is not None else None
         for slot in (self.written, *(self.read if event.writes else ())):
             found = found or self._conflict(slot, event, bytes_, place)
-        if self.strong:
+        if self.strong and self.ordering[single].any():
             found = found or self._conflict_with_strong(event)
         if event.strength.scope:
+            self.ordering[single] = True
             self._keep_strong(event)
             return found
         self.events.append(event)

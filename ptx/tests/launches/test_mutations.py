@@ -38,6 +38,34 @@ MUTATIONS = {
     "the bound is one off": ("memory.py", "> self.stops[place]", "> self.stops[place] + 1", "test_memory.py"),
     "lanes are misnumbered": ("instructions/warps.py", "j = lane ^ b", "j = lane ^ b ^ 1", "test_warps.py"),
     "races are overlooked": ("watching/races.py", "who) & writes", "who) & False", "test_watching.py"),
+    "every scope is wide": ("ranks/shadow.py", "scope >= SYS or", "True or", "test_memory_model.py"),
+    "an acquire learns nothing": (
+        "ranks/words.py", "self.clocks.learn(threads, each.clock)", "pass", "test_memory_model.py"
+    ),
+    "a release covers what follows it": (
+        "ranks/words.py", "self.clocks.passed(np.unique(threads))", "pass", "test_memory_model.py"
+    ),
+    "a signal of many has what one of them knows": (
+        "ranks/clocks.py", "np.minimum.reduce(parts)", "np.maximum.reduce(parts)", "test_memory_model.py"
+    ),
+    "threads meet and learn nothing": (
+        "ranks/clocks.py", "joined[threads] = self.epoch[threads]", "pass", "test_memory_model.py"
+    ),
+    "reads are forgotten": (
+        "ranks/shadow.py", "self.read if event.writes", "() if event.writes", "test_memory_model.py"
+    ),
+    "plain signals pass": ("ranks/watch.py", "if strength.scope == 0:", "if False:", "test_memory_model.py"),
+    "an atomic operation passes nothing on": (
+        "ranks/words.py", "released = [*word.released, *released]", "pass", "test_relation.py"
+    ),
+    "a fence acquires nothing": (
+        "ranks/words.py", "released in self.read.pop", "released in {}.pop", "test_relation.py"
+    ),
+    "who sleeps never wakes": (
+        "ranks/turns.py", "self.asleep = self.repeats = False\n        self._v", "self._v", "test_orders.py"
+    ),
+    "time stands still for ever": ("ranks/running.py", "self.now + self.jump", "self.now", "test_orders.py"),
+    "preemptions are not counted": ("ranks/orders.py", "else self.left - 1", "else self.left", "test_orders.py"),
 }  # fmt: skip
 
 

@@ -7,7 +7,7 @@ number in words of its own, as in vLLM's custom all-reduce. Both are written ane
     python -m ptx.tests.ranks.kernels_with_signals 90 20 2 3
 
 prints, for sm_90, 20 drawn orders, and 2 and 3 ranks, how many orders find each fault, and in how many the bytes are
-right all the same.
+right all the same. With `every` in place of 20 it tries all orders of two ranks with at most two preemptions.
 """
 
 import sys
@@ -19,7 +19,7 @@ import triton.language as tl
 
 from ptx.driver import executed
 from ptx.faults import DeadlockFault, Fault
-from ptx.ranks import drawn, together
+from ptx.ranks import drawn, every, together
 
 PUT = """{
     .reg .pred %p<1>;
@@ -225,8 +225,19 @@ def counted(gpu, variant, ranks, orders):
     return finding, right
 
 
+def in_every_order(gpu, variant, preemptions):
+    """Return in how many of all orders of two ranks all bytes are right, and how many there are."""
+    right = [reduced(gpu, variant, 2, order, launches=1) for order in every(preemptions)]
+    return sum(right), len(right)
+
+
 def main(arch, orders, *ranks):
     with executed(int(arch)) as gpu:
+        if orders == "every":
+            for variant in CORRECT:
+                right, count = in_every_order(gpu, variant, 2)
+                print(f"2 ranks, {variant.name}: right in {right} of {count} orders", flush=True)
+            return
         for count in map(int, ranks or (2, 3, 4, 8)):
             for variant in (*CORRECT, *FAULTS):
                 finding, right = counted(gpu, variant, count, int(orders))

@@ -70,6 +70,22 @@ def test_a_wait_of_one_thread_orders_the_others_behind_a_barrier_alone():
 def test_a_signal_of_one_thread_orders_its_own_data_without_a_barrier():
     alone = "setp.ne.u32 %q, %t, 0;\n@%q bra OUT;\n{}OUT: mov.u32 %d, 0;\n"
     in_all(alone.format(STORE + signal(1)), alone.format(wait(1) + LOAD))
+    found_in_all(
+        RaceFault, r"by thread 0 .* by thread 0", alone.format(signal(1) + STORE), alone.format(wait(1) + LOAD)
+    )
+
+
+def test_a_signal_that_several_threads_write_has_what_all_of_them_know():
+    """Rank 0 stores and signals; of rank 1 one thread waits, and all signal rank 2, which reads."""
+    relay = ALONE.format(lines=wait(1)) + "{}" + signal(1)
+    for order in drawn(ORDERS):
+        memory = Memory(3)
+        read = f"mov.u64 %z, {memory.data[1].data_ptr()};\n" + wait(1) + BAR + LOAD
+        run(STORE + BAR + signal(1), relay.format(BAR), read, order=order, memory=memory)
+        memory = Memory(3)
+        read = f"mov.u64 %z, {memory.data[1].data_ptr()};\n" + wait(1) + BAR + LOAD
+        with pytest.raises(RaceFault, match=r"of rank 0 and .* of rank 2"):
+            run(STORE + BAR + signal(1), relay.format(""), read, order=order, memory=memory)
 
 
 @pytest.mark.parametrize("scope", ["cta", "gpu"])
