@@ -1,4 +1,4 @@
-"""`pytest --nbmake notebooks` runs the notebooks; with `--overwrite` they keep what they show.
+"""`pytest --nbmake -m "" notebooks` runs the notebooks; with `--overwrite` they keep what they show.
 
 What is written is the same whoever runs it, but for what it measured: no names of machines, no times of execution, and
 cells numbered as they stand.
