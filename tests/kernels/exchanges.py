@@ -69,7 +69,7 @@ class Mean:
             return _exact(self) if self.codec is None else _one_hop(self) if self.one_hop else _two_hops(self)
 
     def good(self, ctas: int) -> list[bool]:
-        """Whether each CTA's values of the mean are finite."""
+        """Return whether each CTA's values of the mean are finite."""
         constants = self.wire.constants(self.shard, self.values[0].itemsize, aligned=True)
         tile = constants["BLOCK"] * constants["BLOCKS"]
         owner = torch.arange(self.length) % self.shard // tile % ctas

@@ -25,7 +25,7 @@ def only_executed(request):
 
 
 def gave_up(results, node, place, late, ranks):
-    """Whether all values of ranks are NaN, none of their programs says finite, and they name who is late."""
+    """Return whether all values of ranks are NaN, none of their programs says finite, and they name who is late."""
     for rank in ranks:
         named = [int(each == late) for each in range(node.ranks)]
         assert results.values[place][rank].isnan().all()

@@ -7,7 +7,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
 from ..gpu import INTERPRETED, PORTABLE
-from .gpu import BITS, ROTATED, word_of, words_at
+from .tiles_gpu import BITS, ROTATED, word_of, words_at
 
 SMALLEST, NAN, INFINITY = tl.constexpr(2.0**-126), tl.constexpr(float("nan")), tl.constexpr(float("inf"))
 REACH, LARGEST, LARGEST_BF16 = tl.constexpr(32760.0), tl.constexpr(2.0**127), tl.constexpr(255 * 2.0**120)

@@ -19,17 +19,8 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from ..blockwise.format import PLANES, Format, aligned, twin_of
-from ..blockwise.gpu import (
-    ROTATED,
-    WARP,
-    WORDS,
-    averaged,
-    load_values,
-    locate,
-    quantized,
-    store_codes,
-    values_at,
-)
+from ..blockwise.gpu import WARP, WORDS
+from ..blockwise.tiles_gpu import ROTATED, averaged, load_values, locate, quantized, store_codes, values_at
 from ..gpu import load, restore, rotate, rounded, store
 from ..rotation import signs_of
 from .signals import heard
