@@ -56,6 +56,12 @@ def test_means_over_ranks_in_one_kernel(arch):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_means_over_ranks_in_every_order():
+    executed(90, "test_executed_orders.py", marks="slow")
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_faults_of_ordering_are_found_and_no_rank_waits_for_one_that_is_late():
     executed(90, "test_executed_misordered.py", "test_executed_late.py", marks="slow")
