@@ -115,6 +115,10 @@ RULES: list[tuple[str, Runs | Accepted | Looked]] = [
     (r"python scripts/wheel_trial\.py .*", Looked("needs a wheel")),
     (r"python tests/kernels/recording\.py.*", Looked("tests/kernels runs it")),
     (r'python -c ".*nccl.*"', Looked(NO_GPU)),
+    (
+        r'python -c ".*\bmine\b.*"',
+        Looked("needs the module that its page writes; tests/test_checks.py checks its example"),
+    ),
     (r'python -c ".*"', Runs()),
 ]
 
