@@ -49,6 +49,7 @@ def test_a_mean_over_ranks_in_one_kernel():
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_means_over_ranks_in_one_kernel(arch):
@@ -56,6 +57,7 @@ def test_means_over_ranks_in_one_kernel(arch):
 
 
 @pytest.mark.slow
+@pytest.mark.release
 @pytest.mark.timeout(3600)
 def test_means_over_ranks_in_every_order():
     executed(90, "test_executed_orders.py", marks="slow")
