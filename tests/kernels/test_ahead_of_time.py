@@ -188,7 +188,7 @@ pytest.importorskip("triton")
 pytestmark = pytest.mark.timeout(900)  # the first test of a target waits until all is compiled
 # Compiling takes half a minute for each target where nothing is cached.
 VECTORS = ("v4.b32", "v2.b64")
-SPILLED = 1024  # bytes of a thread: uint4 has the most, on cuda:100
+SPILLED = 1088  # bytes of a thread: uint4 has the most, on cuda:90
 
 
 @pytest.fixture(scope="module", params=PARAMS)
