@@ -19,7 +19,7 @@ JUMPS = {"bra", "ret", "exit"}
 
 
 def pauses(instruction: Instruction) -> bool:
-    """Whether others are to run before it: it orders accesses, or what it finds depends on others."""
+    """Tell whether others are to run before it: it orders accesses, or what it finds depends on others."""
     if instruction.opcode in ("fence", "membar", "nanosleep"):
         return True
     strength = strength_of(instruction.opcode, instruction.modifiers)

@@ -224,7 +224,10 @@ class GradientRunner(RuleRunner):
         return self.ids if all(landed) else list(compress(self.ids, landed))
 
     def used(self, flags: Flags, i: int, state: Tensor) -> Tensor | None:
-        """Return for each value of a state, or for one of another shape, if any rank has it. None: all are."""
+        """Return for each value of a state of bucket `i` whether any rank has its gradient; None if this rank has all.
+
+        For a state of another shape than the bucket, return one bool: whether any rank has a gradient of the bucket.
+        """
         if flags.mine.count(1) == len(flags.mine):
             return None
         bucket, start = self.buckets[i], sum(len(bucket.params) for bucket in self.buckets[:i])

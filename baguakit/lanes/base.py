@@ -226,8 +226,8 @@ def finish(device: torch.device) -> None:
 def kept_for(tensors: Iterable[Tensor], stream: Any) -> None:
     """Keep the memory of `tensors`, which other streams allocated, until `stream` has used them."""
     for tensor in tensors if stream is not None else ():
-        if not tensor.is_cpu:
-            with contextlib.suppress(NotImplementedError, RuntimeError):  # a device whose allocator needs no such call
+        if not tensor.is_cpu:  # some devices, but not CUDA, have an allocator that needs no such call and knows none
+            with contextlib.suppress(*() if tensor.is_cuda else (NotImplementedError, RuntimeError)):
                 tensor.record_stream(stream)
 
 

@@ -83,8 +83,9 @@ class FromMatrix(Given):
         matrix: a square matrix, or a sequence of matrices for rounds 0, 1, 2, …: lists, numpy arrays, CPU tensors.
 
     Raises:
-        TypeError: `matrix` is neither a matrix nor a sequence of matrices of one size.
-        ValueError: a matrix is not square or not doubly stochastic; the message names the worst row or column.
+        TypeError: `matrix` is neither a matrix nor a sequence of matrices.
+        ValueError: a matrix is not square, has another size than the first, or is not doubly stochastic; the message
+            names the worst row or column.
     """
 
     facts = ("doubly_stochastic",)  # the constructor refuses everything else
@@ -106,19 +107,25 @@ class FromMatrix(Given):
 
 def _matrices(given: Any) -> list[tuple[NDArray[np.float64], str]]:
     """Return (square matrix, its name for error messages) for each round; raise if `given` has no such matrices."""
-    try:
-        rounds = np.asarray([np.asarray(each, dtype=np.float64) for each in given])
-    except (TypeError, ValueError, RuntimeError, OverflowError):  # no numbers, or rows or matrices of other lengths
-        rounds = np.empty(0)
-    rounds = rounds[None] if rounds.ndim == 2 else rounds
-    if rounds.ndim != 3:
+    rounds: list[NDArray[np.float64]] = []
+    for listed in ([given], given):  # one matrix, or one for each round
+        try:
+            rounds = [np.asarray(each, dtype=np.float64) for each in listed]
+        except (TypeError, ValueError, RuntimeError, OverflowError):  # no numbers, or rows of different lengths
+            rounds = []
+        if rounds and rounds[0].ndim == 2:
+            break
+    if not rounds or any(each.ndim != 2 for each in rounds):
         raise TypeError(
-            "FromMatrix takes a square matrix, or a sequence of these with one for each round and all of one size, "
-            f"not {describe(given)}"
+            f"FromMatrix takes a square matrix or a sequence of these, one for each round, not {describe(given)}"
         )
-    if rounds.shape[1] != rounds.shape[2] or not rounds.size:
-        found = f"this one is {' × '.join(map(str, rounds.shape[1:]))}: {describe(given)}"
-        raise ValueError(f"a mixing matrix has a row and a column for each rank; {found}")
+    for round, each in enumerate(rounds):
+        if each.shape[0] != each.shape[1] or not each.size:
+            found = f"this one is {' × '.join(map(str, each.shape))}: {describe(given)}"
+            raise ValueError(f"a mixing matrix has a row and a column for each rank; {found}")
+        if each.shape != rounds[0].shape:
+            others = " and that of round 0 ".join(f"{len(w)} × {len(w)}" for w in (each, rounds[0]))
+            raise ValueError(f"the matrix of round {round} is {others}")
     return [(each, "the matrix" + f" of round {t}" * (len(rounds) > 1)) for t, each in enumerate(rounds)]
 
 

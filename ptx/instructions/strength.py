@@ -1,4 +1,4 @@
-"""How an access or a fence orders others: PTX ISA, section 8.5 "Operation types" and 8.6 "Scope".
+"""Strengths and scopes of accesses and fences: PTX ISA, section 8.5 "Operation types" and 8.6 "Scope".
 
 weak        orders nothing, and races with an access to the same bytes that nothing orders
 relaxed     races with no other access of the kind whose scope includes its thread; `.volatile` is `.relaxed.sys`

@@ -54,14 +54,14 @@ class Clocks:
                 self._give(having, joined)
 
     def meet(self, threads: np.ndarray) -> None:
-        """What each of the threads did comes before what any of them does next."""
+        """Order what each of the threads did before what any of them does next."""
         joined = np.maximum.reduce([array for array, _ in self.groups(threads)])
         joined[threads] = self.epoch[threads]
         self._give(threads, joined)
         self.epoch[threads] += 1
 
     def follow(self, threads: np.ndarray, before: np.ndarray) -> None:
-        """All that the threads of an earlier launch did comes before what some do next."""
+        """Order all that the threads of an earlier launch did before what some do next."""
         self.meet(np.union1d(threads, before))
 
     def known(self, threads: np.ndarray) -> Clock:

@@ -65,7 +65,7 @@ class Drawn(Order):
 
 
 class Known:
-    """What the orders run so far have shown.
+    """Keep what the orders run so far have shown.
 
     Attributes:
         states: where each has been, and with how many preemptions left.

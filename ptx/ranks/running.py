@@ -22,7 +22,7 @@ NAMED = 8  # programs that wait, in a message
 
 @dataclass(frozen=True)
 class Together:
-    """How launches of several ranks ran.
+    """Describe a run of launches of several ranks.
 
     Attributes:
         turns: how often a program went on.

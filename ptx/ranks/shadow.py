@@ -25,7 +25,7 @@ BLOCK = 16  # bytes, by which strong accesses are found
 
 
 def reaches(scope: int, one: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Whether a scope around one (rank, CTA) includes another."""
+    """Return whether a scope around one (rank, CTA) includes another."""
     return scope >= SYS or (one[0] == other[0] and (scope >= GPU or (one[1] == other[1] and scope >= CTA)))
 
 
@@ -48,7 +48,7 @@ class Event:
         return bool((self.first == self.first[0]).all())
 
     def over(self, byte: int) -> np.ndarray:
-        """Which of the threads have accessed a byte."""
+        """Return the places of the threads that have accessed a byte."""
         if self.together:
             return np.arange(len(self.threads))
         return np.flatnonzero((self.first <= byte) & (byte < self.first + self.width))
@@ -81,7 +81,7 @@ class _Slot:
 
 
 class Shadow:
-    """What was accessed, byte by byte."""
+    """Keep the accesses to each byte, as far as a later access may race with them."""
 
     def __init__(self, clocks: Clocks):
         self.clocks, self.size, self.events = clocks, 0, []
@@ -205,7 +205,7 @@ class Shadow:
         self.read[-1].put(bytes_[left], threads[left], epochs[left], number)
 
     def _before(self, slot, event, bytes_, threads):
-        """Which bytes' reads in a slot all come before some thread's read in an event."""
+        """Return which bytes' reads in a slot all come before some thread's read in an event."""
         before = slot.thread[bytes_]
         simple = (before != SEVERAL) & (threads != SEVERAL)
         found = np.zeros(len(bytes_), bool)

@@ -86,7 +86,7 @@ class Watch:
             self._report(RaceFault(f"{said[0]} and {said[1]} access {byte}, and nothing orders them"))
 
     def _event(self, access, addresses, threads, part):
-        """What the threads do, by the numbers of bytes; an access that goes on into another part, byte by byte."""
+        """Return the event of an access, by the numbers of its bytes: byte by byte if it goes on into another part."""
         width = access.width
         if (addresses + width > self.places.ends[part]).any():
             addresses = (addresses[:, None] + np.arange(width)).ravel()
@@ -202,7 +202,7 @@ class Watch:
         self.words.fenced(self.threads(frame, on), strength, (frame.launch.rank, frame.first))
 
     def must_have_acquired(self, frame: Frame, threads: np.ndarray) -> None:
-        """What a thread has read of signals, it has acquired before it meets others or ends."""
+        """Raise a SignalFault if threads meet others or end before they have acquired the signals that they read."""
         for thread, address in self.words.unread(threads).items():
             part = self.places.parts[int(np.searchsorted(self.places.begins, address, side="right")) - 1]
             if part.signals:

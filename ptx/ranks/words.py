@@ -15,7 +15,7 @@ from .shadow import reaches
 
 @dataclass(frozen=True)
 class Released:
-    """What comes before a write: a clock, and for whom: those that a scope around a (rank, CTA) includes."""
+    """Hold the clock of what comes before a write, for those that a scope around a (rank, CTA) includes."""
 
     clock: Clock
     scope: int

@@ -12,8 +12,8 @@ from hostile import difference, hostile
 from baguakit.compressors import BFloat16, Compressor, Float8, Float16
 from baguakit.compressors.formats import Cast
 from baguakit.kernels import cpu, rotation
-from baguakit.kernels.exchange import mean as kernels
-from baguakit.kernels.exchange.tiles import Memory, Wire
+from baguakit.kernels.exchange import mean_gpu as kernels
+from baguakit.kernels.exchange.tiles_gpu import Memory, Wire
 from ptx.ranks import Together, together
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -70,7 +70,7 @@ class Mean:
 
     def good(self, ctas: int) -> list[bool]:
         """Return whether each CTA's values of the mean are finite."""
-        constants = self.wire.constants(self.shard, self.values[0].itemsize, aligned=True)
+        constants = self.wire.constants(self.shard, self.values[0].itemsize, at_16=True)
         tile = constants["BLOCK"] * constants["BLOCKS"]
         owner = torch.arange(self.length) % self.shard // tile % ctas
         finite = self.wanted[0].isfinite()

@@ -29,8 +29,8 @@ from baguakit.kernels import mixing_gpu as mixing_triton
 from baguakit.kernels import topk
 from baguakit.kernels import topk_gpu as topk_triton
 from baguakit.kernels.blockwise import gpu as blockwise_launch
-from baguakit.kernels.exchange.mean import mean_
-from baguakit.kernels.exchange.tiles import Memory, Wire
+from baguakit.kernels.exchange.mean_gpu import mean_
+from baguakit.kernels.exchange.tiles_gpu import Memory, Wire
 from baguakit.kernels.steps import gpu as steps_launch
 from baguakit.kernels.steps import operators as steps_table
 from baguakit.kernels.steps.definition import SGD, Adam, Conditions, Lion

@@ -54,15 +54,8 @@ ADVANCED = "    tl.store(counters_ptr + cta, number)\n"
 HALF = "(number & 1).to(tl.int64) * half_bytes"
 LANDED = "        row_ptr = own_ptr + half + (0 if ONE_HOP else (ranks + shard) * row_bytes)\n"
 # All of `heard` that waits; and a wait of each thread for its own word.
-HEARD = """    zeros = tl.zeros((THREADS,), tl.int32)
-    begun = clock(zeros)
-    come = tl.sum(reached(words, number))  # the sum meets all threads, so that they go on together
-    while come < THREADS:
-        stop = (tl.load(control_ptr + zeros, volatile=True) != 0) | (clock(zeros) - begun > limit)
-        come = tl.sum(reached(words, number) + stop.to(tl.int32) * EXPIRED)
-    tl.debug_barrier()
-    good = (come & (EXPIRED - 1)) == THREADS
-"""
+SIGNALS = (Path(whole.__path__[0]) / "signals_gpu.py").read_text()
+HEARD = SIGNALS[SIGNALS.index("    zeros = tl.zeros(") : SIGNALS.index("    if not good:")]
 SPIN = '''    SPIN: tl.constexpr = """{
         .reg .pred %again;
         SPIN:
@@ -77,60 +70,60 @@ SPIN = '''    SPIN: tl.constexpr = """{
 GOOD = "    good = number == number\n"
 
 PLANTED = {
-    "no barrier before the signal": Planted("signals.py", ((BARRIER + "    WRITE", "    WRITE"),)),
-    "no barrier after a wait of each thread": Planted("signals.py", ((HEARD, SPIN + GOOD),)),
-    "a plain signal": Planted("signals.py", ((WRITE, "st.global.u32"),), (SignalFault,)),
-    "a volatile signal": Planted("signals.py", ((WRITE, "st.volatile.global.u32"),), (SignalFault,)),
-    "a relaxed signal": Planted("signals.py", ((WRITE, "st.relaxed.sys.global.u32"),), (SignalFault,)),
-    "a signal for this GPU": Planted("signals.py", ((WRITE, "st.release.gpu.global.u32"),), (SignalFault,)),
-    "a plain wait": Planted("signals.py", ((READ, "ld.global.u32"),), (SignalFault,)),
-    "a volatile wait": Planted("signals.py", ((READ, "ld.volatile.global.u32"),), (SignalFault,)),
-    "a relaxed wait": Planted("signals.py", ((READ, "ld.relaxed.sys.global.u32"),), (SignalFault,)),
-    "a wait for this GPU": Planted("signals.py", ((READ, "ld.acquire.gpu.global.u32"),), (SignalFault,)),
+    "no barrier before the signal": Planted("signals_gpu.py", ((BARRIER + "    WRITE", "    WRITE"),)),
+    "no barrier after a wait of each thread": Planted("signals_gpu.py", ((HEARD, SPIN + GOOD),)),
+    "a plain signal": Planted("signals_gpu.py", ((WRITE, "st.global.u32"),), (SignalFault,)),
+    "a volatile signal": Planted("signals_gpu.py", ((WRITE, "st.volatile.global.u32"),), (SignalFault,)),
+    "a relaxed signal": Planted("signals_gpu.py", ((WRITE, "st.relaxed.sys.global.u32"),), (SignalFault,)),
+    "a signal for this GPU": Planted("signals_gpu.py", ((WRITE, "st.release.gpu.global.u32"),), (SignalFault,)),
+    "a plain wait": Planted("signals_gpu.py", ((READ, "ld.global.u32"),), (SignalFault,)),
+    "a volatile wait": Planted("signals_gpu.py", ((READ, "ld.volatile.global.u32"),), (SignalFault,)),
+    "a relaxed wait": Planted("signals_gpu.py", ((READ, "ld.relaxed.sys.global.u32"),), (SignalFault,)),
+    "a wait for this GPU": Planted("signals_gpu.py", ((READ, "ld.acquire.gpu.global.u32"),), (SignalFault,)),
     "a number waited for by equality": Planted(
-        "signals.py", ((REACHED, "read - number == 0"),), (DeadlockFault,), ONE_HOP
+        "signals_gpu.py", ((REACHED, "read - number == 0"),), (DeadlockFault,), ONE_HOP
     ),
     "numbers compared that wrap": Planted(
-        "signals.py",
+        "signals_gpu.py",
         ((REACHED, "read.to(tl.int32, bitcast=True) >= number"),),
         (RaceFault, DeadlockFault),
         AGAIN,
         (1 << 31) - 2,
     ),
     "the first signal before its data": Planted(
-        "mean.py", ((FIRST_SIGNALS, ""), (FIRST_DATA, FIRST_DATA + FIRST_SIGNALS))
+        "mean_gpu.py", ((FIRST_SIGNALS, ""), (FIRST_DATA, FIRST_DATA + FIRST_SIGNALS))
     ),
     "the second signal before its data": Planted(
-        "mean.py", ((SECOND_SIGNALS, ""), (SECOND_DATA, SECOND_DATA + SECOND_SIGNALS))
+        "mean_gpu.py", ((SECOND_SIGNALS, ""), (SECOND_DATA, SECOND_DATA + SECOND_SIGNALS))
     ),
-    "no first wait": Planted("mean.py", ((FIRST_WAIT, GOOD),)),
-    "no second wait": Planted("mean.py", ((SECOND_WAIT, ""),)),
+    "no first wait": Planted("mean_gpu.py", ((FIRST_WAIT, GOOD),)),
+    "no second wait": Planted("mean_gpu.py", ((SECOND_WAIT, ""),)),
     "the second wait for the first signal": Planted(
-        "mean.py", ((SECOND_WAIT, SECOND_WAIT.replace("words_at, 1", "words_at, 0")),)
+        "mean_gpu.py", ((SECOND_WAIT, SECOND_WAIT.replace("words_at, 1", "words_at, 0")),)
     ),
     "the second signal in the word of the first": Planted(
-        "mean.py", ((SECOND_SIGNALS, SECOND_SIGNALS.replace("words_at, 1", "words_at, 0")),), (DeadlockFault,)
+        "mean_gpu.py", ((SECOND_SIGNALS, SECOND_SIGNALS.replace("words_at, 1", "words_at, 0")),), (DeadlockFault,)
     ),
     "the words of the first hop used again": Planted(
-        "tiles.py", (("((hop * ranks + sender) * tl.num_programs", "(sender * tl.num_programs"),)
+        "tiles_gpu.py", (("((hop * ranks + sender) * tl.num_programs", "(sender * tl.num_programs"),)
     ),
     "a wait for all but the last rank": Planted(
-        "tiles.py", (("tl.arange(0, THREADS) % ranks\n", "tl.arange(0, THREADS) % (ranks - 1)\n"),)
+        "tiles_gpu.py", (("tl.arange(0, THREADS) % ranks\n", "tl.arange(0, THREADS) % (ranks - 1)\n"),)
     ),
     "a wait for another program": Planted(
-        "tiles.py", (("ranks, senders), number", "ranks, senders) + 1 - 2 * tl.program_id(0), number"),)
+        "tiles_gpu.py", (("ranks, senders), number", "ranks, senders) + 1 - 2 * tl.program_id(0), number"),)
     ),
-    "one half used again": Planted("mean.py", ((HALF, "0"),), means=ONE_HOP),
-    "a count that does not advance": Planted("mean.py", ((ADVANCED, ""),), means=AGAIN),
+    "one half used again": Planted("mean_gpu.py", ((HALF, "0"),), means=ONE_HOP),
+    "a count that does not advance": Planted("mean_gpu.py", ((ADVANCED, ""),), means=AGAIN),
     "one count of all programs": Planted(
-        "mean.py",
+        "mean_gpu.py",
         ((ADVANCED, ADVANCED.replace(" + cta", "")), ("tl.load(counters_ptr + cta)", "tl.load(counters_ptr)")),
     ),
     "tiles that another program has sent": Planted(
-        "mean.py", ((LANDED, LANDED + "        cta = (tl.program_id(0) + 1) % ctas\n"),), means=TILES
+        "mean_gpu.py", ((LANDED, LANDED + "        cta = (tl.program_id(0) + 1) % ctas\n"),), means=TILES
     ),
 }
-RIGHT = Planted("signals.py", ((HEARD, SPIN + BARRIER + GOOD),), ())  # a barrier behind that wait
+RIGHT = Planted("signals_gpu.py", ((HEARD, SPIN + BARRIER + GOOD),), ())  # a barrier behind that wait
 
 
 @contextmanager
@@ -146,7 +139,7 @@ def planted(fault: Planted, folder: Path) -> Iterator[Callable[..., Any]]:
         (folder / file.name).write_text(text)
     sys.modules[package.__name__] = package
     try:
-        yield importlib.import_module(f"{package.__name__}.mean").mean_
+        yield importlib.import_module(f"{package.__name__}.mean_gpu").mean_
     finally:
         for name in [name for name in sys.modules if name.startswith(package.__name__)]:
             del sys.modules[name]

@@ -21,22 +21,15 @@ from ptx.driver import executed
 from ptx.faults import DeadlockFault, Fault
 from ptx.ranks import drawn, every, together
 
-PUT = """{
+SWAPPED = """{{
     .reg .pred %p<1>;
     .reg .b32 %t<1>;
-    put: atom.global.release.sys.cas.b32 %t0, [$1], 0, 1;
-    setp.ne.u32 %p0, %t0, 0;
-    @%p0 bra put;
+    again: atom.global.{order}.sys.cas.b32 %t0, [$1], {old}, {new};
+    setp.ne.u32 %p0, %t0, {old};
+    @%p0 bra again;
     mov.u32 $0, %t0;
-}"""
-TAKE = """{
-    .reg .pred %p<1>;
-    .reg .b32 %t<1>;
-    take: atom.global.acquire.sys.cas.b32 %t0, [$1], 1, 0;
-    setp.ne.u32 %p0, %t0, 1;
-    @%p0 bra take;
-    mov.u32 $0, %t0;
-}"""
+}}"""
+PUT, TAKE = SWAPPED.format(order="release", old=0, new=1), SWAPPED.format(order="acquire", old=1, new=0)
 WRITE = "st.release.sys.global.b32 [$1], $2; mov.u32 $0, 0;"
 WAIT = """{
     .reg .pred %p<1>;

@@ -1,4 +1,4 @@
-"""What orders accesses of two ranks, and what does not: PTX ISA, chapter 8, in a few lines each."""
+"""Accesses of two ranks that are ordered, and others that are not: PTX ISA, chapter 8, in a few lines each."""
 
 import pytest
 import torch

@@ -17,8 +17,8 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from ..gpu import byte_of
-from .signals import announce
-from .tiles import Memory, Wire, all_heard, land_tile, mean_tile, memory_of, send_tile, word_at
+from .signals_gpu import announce
+from .tiles_gpu import Memory, Wire, all_heard, land_tile, mean_tile, memory_of, send_tile, word_at
 
 
 @triton.jit(
@@ -117,10 +117,10 @@ def mean_(memory: Memory, wire: Wire, x: Tensor, residual: Tensor | None = None,
             f"a mean of {len(x):,} values needs {needed:,} bytes; half the memory is {memory.half_bytes:,}"
         )
     ok = torch.empty(memory.ctas, dtype=torch.bool, device=x.device)
-    aligned = not any(each.data_ptr() % 16 for each in (x, residual) if each is not None)
+    at_16 = not any(each.data_ptr() % 16 for each in (x, residual) if each is not None)
     mean_kernel[(memory.ctas,)](
         x, residual, byte_of(ok), memory.addresses, memory.counters, memory.control, memory.rank, memory.ranks,
         memory.half_bytes, memory.limit, *wire.arguments(n, x.device), len(x), n,
-        ONE_HOP=one_hop, **wire.constants(n, x.itemsize, aligned),
+        ONE_HOP=one_hop, **wire.constants(n, x.itemsize, at_16),
     )  # fmt: skip
     return ok

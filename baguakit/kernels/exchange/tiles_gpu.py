@@ -10,6 +10,7 @@ are multiplied by 1/n before they are sent, and added, as in an all-reduce; else
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 from math import gcd
 from typing import Any
 
@@ -23,9 +24,9 @@ from ..blockwise.gpu import WARP, WORDS
 from ..blockwise.tiles_gpu import ROTATED, averaged, load_values, locate, quantized, store_codes, values_at
 from ..gpu import load, restore, rotate, rounded, store
 from ..rotation import signs_of
-from .signals import heard
+from .signals_gpu import heard
 
-WARPS = 4  # of a CTA
+TILE = 4 * WARP  # values that a CTA takes at once
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
@@ -77,11 +78,15 @@ class Wire:
         layout = self.form.layout(n, self.block)
         return signs_of(self.block, device) if self.form.rotated else None, layout.row, layout.header_at
 
-    def constants(self, n: int, itemsize: int, aligned: bool) -> dict[str, Any]:
-        """Return constants and options for rows of `n` values of `itemsize` bytes, aligned to 16 bytes or not."""
-        tile, width = max(self.block, WARPS * WARP) // self.block * self.block, 16 // itemsize
-        common = {"BLOCK": self.block, "BLOCKS": tile // self.block, "THREADS": 32 * WARPS, "num_warps": WARPS}
-        common |= {"NARROW": n % 16 != 0 or not aligned, "EXACT": self.exact, "enable_fp_fusion": False}
+    @lru_cache(maxsize=1024)  # noqa: B019 wires are few, and so are lengths of buckets
+    def constants(self, n: int, itemsize: int, at_16: bool) -> dict[str, Any]:
+        """Return constants and options for rows of `n` values of `itemsize` bytes, all of which begin `at_16` bytes."""
+        tile, width = max(self.block, TILE) // self.block * self.block, 16 // itemsize
+        # With 8 warps nearly all of a thread's values fit in its registers; with 1 bit, whose words hold codes from all
+        # over a tile, 4 spill less: 312 bytes at the most.
+        warps = 4 if self.form is not None and self.form.bits == 1 else 8
+        common = {"BLOCK": self.block, "BLOCKS": tile // self.block, "THREADS": 32 * warps, "num_warps": warps}
+        common |= {"NARROW": n % 16 != 0 or not at_16, "EXACT": self.exact, "enable_fp_fusion": False}
         if self.form is None:
             names = dict.fromkeys(("ADD_UP", "MEASURE", "ENCODE", "DECODE"))
             form: tuple[int, ...] = (8, False, False)
@@ -92,7 +97,7 @@ class Wire:
             names["ADD_UP"] = module.add_up if bits in (1, 2, 4) else None
             form, word = (bits, self.form.padded, self.form.rotated, *self.form.numbers), WORDS[self.form.header_bytes]
             width = min(width, PLANES[bits][0] * WARP // 256)
-        return common | names | {"FORM": form, "WORD": word, "WIDTH": gcd(width, n) if aligned else 1}
+        return common | names | {"FORM": form, "WORD": word, "WIDTH": gcd(width, n) if at_16 else 1}
 
 
 @triton.jit
