@@ -124,11 +124,13 @@ class Node:
         memory = Memory(rank, self.ranks, addresses, self.counters[rank], self.control[rank], self.half, self.limit)
         return self.mean_(memory, mean.wire, x, residual, mean.one_hop)
 
-    def together(self, gpu: Any, launch: Any, order: Any = None, others: int = 0) -> Together:
+    def together(
+        self, gpu: Any, launch: Any, order: Any = None, others: int = 0, found: Any = None
+    ) -> Together:  # fmt: skip
         """Run what all ranks launch, and `others` behind them, which have no memory."""
         nothing = [[torch.zeros(4, dtype=torch.int32) for _ in range(others)] for _ in range(3)]
         done = together(
-            gpu, self.ranks + others, launch, order=order,
+            gpu, self.ranks + others, launch, order=order, found=found,
             symmetric={"memory": self.data + nothing[0], "control": self.control + nothing[1]},
             signals={"signals": self.signals + nothing[2]},
         )  # fmt: skip
@@ -149,12 +151,15 @@ class Results:
     finite: list[dict[int, torch.Tensor]]
 
 
-def run(gpu: Any, node: Node, *means: Mean, order: Any = None, come: Any = None, apart: int = 0) -> Results:
+def run(
+    gpu: Any, node: Node, *means: Mean, order: Any = None, come: Any = None, apart: int = 0, found: Any = None
+) -> Results:
     """Run means one after another in an order.
 
     Args:
         come: how many of them each rank runs; by default all.
         apart: how many values lie between the begin of a tensor's memory and the tensor.
+        found: takes what is not ordered, and programs go on, as on a GPU; by default it is raised.
     """
     values = [[torch.cat([x[:1].expand(apart), x])[apart:] for x in mean.values] for mean in means]
     residuals = [[torch.full((apart + mean.length,), 7.0)[apart:] for _ in mean.values] for mean in means]
@@ -165,7 +170,7 @@ def run(gpu: Any, node: Node, *means: Mean, order: Any = None, come: Any = None,
             lost = residuals[place][rank] if mean.residual else None
             finite[place][rank] = node.launch(rank, mean, values[place][rank], lost)
 
-    node.together(gpu, launch, order)
+    node.together(gpu, launch, order, found=found)
     return Results(values, residuals, finite)
 
 

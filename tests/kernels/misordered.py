@@ -8,13 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch
 
 from exchanges import Mean
 
 import baguakit.kernels.exchange as whole
 from ptx.faults import DeadlockFault, Fault, RaceFault, SignalFault
-from ptx.ranks.watch import Watch
 
 SHORT, AGAIN = (Mean(2, 257),), (Mean(2, 257), Mean(2, 257, seed=1))
 ONE_HOP = (Mean(2, 257, one_hop=True), Mean(2, 257, one_hop=True, seed=1), Mean(2, 257, one_hop=True, seed=2))
@@ -143,22 +141,3 @@ def planted(fault: Planted, folder: Path) -> Iterator[Callable[..., Any]]:
     finally:
         for name in [name for name in sys.modules if name.startswith(package.__name__)]:
             del sys.modules[name]
-
-
-@contextmanager
-def noted() -> Iterator[list[Fault]]:
-    """Within it, what is not ordered is noted in a list, and programs go on, as on a GPU."""
-    found: list[Fault] = []
-
-    def noting(check: Callable[..., None]) -> Callable[..., None]:
-        def note(self: Watch, *arguments: Any) -> None:
-            try:
-                check(self, *arguments)
-            except Fault as fault:
-                found.append(fault)
-
-        return note
-
-    checks = ("_refuse", "_check_signals", "_must_release", "must_have_acquired")
-    with patch.multiple(Watch, **{name: noting(getattr(Watch, name)) for name in checks}):
-        yield found

@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("triton")
 from exchanges import Node, run, unlike
-from misordered import PLANTED, RIGHT, noted, planted
+from misordered import PLANTED, RIGHT, planted
 
 from ptx.faults import DeadlockFault
 from ptx.ranks import drawn
@@ -40,13 +40,13 @@ def tried(fault, name, gpu, folder):
         for order in drawn(ORDERS):
             half = max(mean.bytes for mean in fault.means)
             node = Node(fault.means[0].ranks, half, 2, begun=fault.begun, mean_=mean_)
-            with noted() as found:
-                try:
-                    results = run(gpu, node, *fault.means, order=order)
-                except DeadlockFault as stuck:
-                    yield [*found, stuck][0], False
-                else:
-                    yield next(iter(found), None), not unlike(node, results, *fault.means)
+            found: list = []
+            try:
+                results = run(gpu, node, *fault.means, order=order, found=found)
+            except DeadlockFault as stuck:
+                yield [*found, stuck][0], False
+            else:
+                yield next(iter(found), None), not unlike(node, results, *fault.means)
 
 
 @pytest.mark.parametrize("name", PLANTED)

@@ -80,7 +80,7 @@ class Wire:
 
     @lru_cache(maxsize=1024)  # noqa: B019 wires are few, and so are lengths of buckets
     def constants(self, n: int, itemsize: int, at_16: bool) -> dict[str, Any]:
-        """Return constants and options for rows of `n` values of `itemsize` bytes, all of which begin `at_16` bytes."""
+        """Return constants and options for rows of `n` values of `itemsize` bytes, at multiples of 16 bytes if `at_16`."""
         tile, width = max(self.block, TILE) // self.block * self.block, 16 // itemsize
         # With 8 warps nearly all of a thread's values fit in its registers; with 1 bit, whose words hold codes from all
         # over a tile, 4 spill less: 312 bytes at the most.
