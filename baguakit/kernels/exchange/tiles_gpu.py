@@ -80,7 +80,7 @@ class Wire:
 
     @lru_cache(maxsize=1024)  # noqa: B019 wires are few, and so are lengths of buckets
     def constants(self, n: int, itemsize: int, at_16: bool) -> dict[str, Any]:
-        """Return constants and options for rows of `n` values of `itemsize` bytes, at multiples of 16 bytes if `at_16`."""
+        """Return constants and options for rows of `n` values, all of which begin at 16 bytes if `at_16`."""
         tile, width = max(self.block, TILE) // self.block * self.block, 16 // itemsize
         # With 8 warps nearly all of a thread's values fit in its registers; with 1 bit, whose words hold codes from all
         # over a tile, 4 spill less: 312 bytes at the most.
@@ -205,7 +205,7 @@ def mean_tile(
         plain: tl.constexpr = False
         mean = summed(
             inbox_ptr, ranks, row_bytes, None, header_at, n, block, at, inside,
-            DECODE, WORD, FORM, BLOCK, MASKED, WIDTH, EXACT,
+            DECODE, WORD, FORM, BLOCK, MASKED, WIDTH, EXACT, not EXACT,
         )  # fmt: skip
     else:
         mean, plain = averaged(
@@ -228,11 +228,15 @@ def mean_tile(
 @triton.jit
 def summed(
     inbox_ptr, ranks, row_bytes, signs_ptr, header_at, n, block, at, inside,
-    DECODE, WORD, FORM, BLOCK, MASKED, WIDTH, EXACT,
+    DECODE, WORD, FORM, BLOCK, MASKED, WIDTH, EXACT, FROM_ZERO: tl.constexpr,
 ):  # fmt: skip
-    """Return the sum (EXACT) or the mean of a tile of rows, each restored, in the order of ranks."""
+    """Return the sum (EXACT) or the mean of a tile of rows, each restored, in the order of ranks.
+
+    FROM_ZERO: the first is added to 0, as by `Compressor.reduce`, so that no sum of zeros is -0.
+    """
     total = fetched(inbox_ptr, header_at, n, block, at, inside, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
     total = restore(total, signs_ptr) if FORM[ROTATED] else total
+    total = total + 0.0 if FROM_ZERO else total
     for row in range(1, ranks):
         row_ptr = inbox_ptr + tl.cast(row, tl.int64) * row_bytes
         values = fetched(row_ptr, header_at, n, block, at, inside, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
@@ -257,7 +261,7 @@ def land_tile(
         if SUM:
             values = summed(
                 row_ptr, ranks, row_bytes, signs_ptr, header_at, n, block, at, inside,
-                DECODE, WORD, FORM, BLOCK, MASKED, WIDTH, EXACT,
+                DECODE, WORD, FORM, BLOCK, MASKED, WIDTH, EXACT, False,
             )  # fmt: skip
         else:
             values = fetched(row_ptr, header_at, n, block, at, inside, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
