@@ -78,7 +78,7 @@ class Running:
                 for region in each.regions:
                     name = f"{region.name} of {each.program.kernel.name} of rank {rank}"
                     places.add(replace(region, name=name), rank)
-        self.watch, self.turns = Watch(first, places, len(self.streams) > 1, found), Turns(order)
+        self.watch, self.turns = Watch(first, places, len(self.streams) > 1, found), Turns(order, places)
         self.watch.turn = self.turns
         made = [make() for make in watchers]
         self.shared = [each for each in made if getattr(each, "of_all", False)]
@@ -151,7 +151,7 @@ class Running:
             return
         stream = self.streams[turn.launch.rank]
         self.watch.must_have_acquired(turn.frame, self.watch.threads(turn.frame, None))
-        del self.turns.live[turn.key]
+        self.turns.ended[turn.key] = self.turns.live.pop(turn.key).history
         turn.frame.forget()
         self._progress()
         stream.left -= 1
@@ -175,7 +175,8 @@ class Running:
             self._progress()
 
     def _state(self):
-        return tuple((key, turn.history, turn.pending.line) for key, turn in sorted(self.turns.live.items()))
+        live = ((key, turn.history, turn.pending.line) for key, turn in sorted(self.turns.live.items()))
+        return *live, *sorted(self.turns.ended.items())
 
     def _progress(self):
         self.jump, self.jumps, self.idle = SECOND, 0, 0

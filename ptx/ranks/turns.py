@@ -8,6 +8,7 @@ import numpy as np
 from ..machine import Frame, Program
 from ..text import Instruction
 from .orders import Order
+from .places import Places
 from .watch import OfRank
 from .words import Word
 
@@ -68,9 +69,9 @@ class Turn:
         self._visits.clear()
         self.polls.clear()
 
-    def note(self, address: int, changes: int, instruction: Instruction) -> None:
+    def note(self, word: str, changes: int, instruction: Instruction) -> None:
         """Something was read or written."""
-        self.history = hash((self.history, instruction.line, address, changes))
+        self.history = hash((self.history, instruction.line, word, changes))
 
 
 def _alike(one, other):
@@ -80,26 +81,32 @@ def _alike(one, other):
 class Turns:
     """All programs that have begun and not ended, and which of them runs: what a `Watch` tells goes to it.
 
+    What lasts from one order to the next knows words by their names: their addresses are others in each run.
+
     Attributes:
         current: the program that runs.
-        waiting: how many programs poll an address.
+        ended: of each that has ended, its history: what it has found is part of the outcome.
     """
 
-    def __init__(self, order: Order) -> None:
-        self.order = order
+    def __init__(self, order: Order, places: Places) -> None:
+        self.order, self.places = order, places
         self.live: dict[tuple[int, int, int], Turn] = {}
+        self.ended: dict[tuple[int, int, int], int] = {}
         self.current: Any = None
 
     def polled(self, address: int, word: Word | None, instruction: Instruction) -> None:
         self.current.polls[address] = instruction
-        self.order.touched(self.current.key, address, False)
-        self.current.note(address, word.changes if word else 0, instruction)
+        self._tell(address, word.changes if word else 0, instruction, False)
 
     def wrote(self, address: int, word: Word, instruction: Instruction) -> None:
         """A word was written: who polls it looks again, and the writer has got on."""
         self._changed([address])
-        self.order.touched(self.current.key, address, True)
-        self.current.note(address, word.changes, instruction)
+        self._tell(address, word.changes, instruction, True)
+
+    def _tell(self, address, changes, instruction, writes):
+        name = self.places.name(address)
+        self.order.touched(self.current.key, name, writes)
+        self.current.note(name, changes, instruction)
 
     def changed(self, addresses: np.ndarray, width: int) -> None:
         """Memory was written by a plain access."""

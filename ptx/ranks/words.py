@@ -15,11 +15,15 @@ from .shadow import reaches
 
 @dataclass(frozen=True)
 class Released:
-    """Hold the clock of what comes before a write, for those that a scope around a (rank, CTA) includes."""
+    """Hold the clock of what comes before writes, for those that a scope around the writers' (rank, CTA) includes."""
 
     clock: Clock
     scope: int
-    who: tuple[int, int]
+    who: tuple[tuple[int, int], ...]
+
+    def reaches(self, scope: int, who: tuple[int, int]) -> bool:
+        """Return whether this scope and that of a read include each other's threads, for all that have written."""
+        return all(reaches(self.scope, each, who) and reaches(scope, who, each) for each in self.who)
 
 
 @dataclass
@@ -57,7 +61,7 @@ class Words:
 
     def _acquire(self, threads, released, scope, who):
         for each in released:
-            if reaches(each.scope, each.who, who) and reaches(scope, who, each.who):
+            if each.reaches(scope, who):
                 self.clocks.learn(threads, each.clock)
 
     def load(self, address: int, threads: np.ndarray, strength: Strength, who, waits: bool = True) -> None:
@@ -97,7 +101,7 @@ class Words:
 
     def _released(self, threads, strength, who):
         if strength.releases:
-            return [Released(self.clocks.known(threads), strength.scope, who)]
+            return [Released(self.clocks.known(threads), strength.scope, (who,))]
         fences = [self.fences.get(thread) for thread in threads.tolist()]
         if not all(fences):
             return []
@@ -105,14 +109,15 @@ class Words:
         for scope in SCOPES.values():  # of each thread the last fence of that scope or a wider one
             clocks = [next((clock for level, clock in each[::-1] if level >= scope), None) for each in fences]
             if all(clock is not None for clock in clocks):
-                found.append(Released(least(clocks), scope, who))
+                found.append(Released(least(clocks), scope, (who,)))
         return found
 
     def _either(self, one, other):
         if not one or not other:
             return []
         clock = least([np.maximum.reduce([each.clock for each in part]) for part in (one, other)])
-        return [Released(clock, min(each.scope for each in (*one, *other)), other[0].who)]
+        who = sorted({who for each in (*one, *other) for who in each.who})
+        return [Released(clock, min(each.scope for each in (*one, *other)), tuple(who))]
 
     def unread(self, threads: np.ndarray) -> dict[int, int]:
         """Return, by thread, the address of a word that released what the thread has read and not acquired."""
@@ -126,9 +131,8 @@ class Words:
 
 
 def _merged(released):
-    """Join what is for all."""
-    wide = [each for each in released if each.scope == SCOPES["sys"]]
-    if len(wide) < 2:
-        return released
-    joined = Released(np.maximum.reduce([each.clock for each in wide]), SCOPES["sys"], wide[-1].who)
-    return [*(each for each in released if each.scope < SCOPES["sys"]), joined]
+    """Join what is for the same: a read whose scope includes one that has written may not include another."""
+    joined: dict = {}
+    for each in released:
+        joined.setdefault((each.scope, each.who), []).append(each.clock)
+    return [Released(np.maximum.reduce(clocks), *key) for key, clocks in joined.items()]

@@ -73,6 +73,11 @@ def test_clocks_equal_the_definition_in_many_programs(ranks, programs, length):
         assert clocks == defined, seed
 
 
+def test_a_scope_must_include_each_that_has_released_what_a_read_finds():
+    """An atomic operation of the CTA passes on what another rank has released: a read of scope .cta does not get it."""
+    assert judged(1361, 2, 1, 8) == (True, True)
+
+
 def test_the_definition_knows_the_message_that_is_passed():
     """Data, a release, an acquire, data; and the same with a relaxed read."""
     data, put = Operation((0, 0, 0), "write", place=1), Operation((0, 0, 0), "write", "release", 4, 2)
