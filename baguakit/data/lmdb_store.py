@@ -1,15 +1,14 @@
 """A store in one memory-mapped file per node.
 
 Commits are not synced to disk. The kernel writes the commits of a killed process; but if the machine crashes, the file
-may be inconsistent. So `state.json` in the store's directory records the machine's boot id at the last write, and
-whether all data is on disk (`clean`). A write first marks the file as not clean. `close` syncs the file and marks it as
-clean. Both hold LMDB's writer lock. A file that is not clean and was last written in an earlier boot is emptied.
+may be inconsistent. So a write first makes the empty file `unsynced-BOOT`, where BOOT is the id of the machine's boot.
+`close` syncs the samples and removes it. Both hold LMDB's writer lock. A store with such a file of an earlier boot is
+emptied.
 """
 
 from __future__ import annotations
 
 import atexit
-import json
 import os
 import shutil
 import stat
@@ -31,7 +30,7 @@ with suppress(ImportError):  # Windows has no fcntl: LMDBStore is refused there
     import fcntl
 
 NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "afs", "glusterfs"}
-SPARE = 1 << 20  # bytes of the disk that stay free, for state.json
+SPARE = 1 << 20  # bytes of the disk that stay free, because LMDB cannot say that a write was cut short by a full disk
 OWNER = partial(os.open, mode=0o600)  # opens files for the owner only
 READERS = 4096  # the most threads, of all processes, that read at the same time
 
@@ -86,8 +85,9 @@ class LMDBStore(Store):
             raise ValueError(f"{path} is a file; pass a directory for this LMDBStore alone")
         if problem := others_may_write(path):
             raise ValueError(problem)
-        if (path / "data.mdb").exists() and read_state(path) is None:
-            raise ValueError(f"{path} holds an LMDB file that is not a store of samples; pass another directory")
+        if (path / "data.mdb").exists() and not (path / "claims").exists():
+            found = "holds an LMDB file that is not a store of samples, or one of an earlier version"
+            raise ValueError(f"{path} {found}; pass another directory, or empty it")
         kind = file_system(path)
         if kind in NETWORK or kind.startswith("fuse."):
             raise ValueError(f"{path} is on {kind}, where memory maps of nodes conflict; pass a local directory")
@@ -148,9 +148,9 @@ class LMDBStore(Store):
                 found = cursor.delete()
 
     def close(self) -> None:
-        """Sync the writes of all processes to disk, mark the store as clean, and close it in this process."""
+        """Sync the writes of all processes to disk, and close the store in this process."""
         try:
-            if read_state(self.path) is not None:
+            if (self.path / "data.mdb").exists():
                 self._environment().flush()
         except StoreError as error:
             warnings.warn(str(error), RuntimeWarning, stacklevel=2)
@@ -168,65 +168,47 @@ class Environment:
 
     def __init__(self, store: LMDBStore) -> None:
         self.name, self.path, self.claims, self._lmdb = repr(store), store.path, KeyedLocks(), store._lmdb
-        path, map_size = store.path, store.capacity_bytes + store.capacity_bytes // 8 + (16 << 20)
+        self.unsynced = store.path / f"unsynced-{boot_id()}"
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if problem := others_may_write(path):
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if problem := others_may_write(self.path):
                 raise StoreError(problem)
             with ExitStack() as failed:
-                self.locks = failed.enter_context(open(path / "locks", "a+b", opener=OWNER))
+                self.locks = failed.enter_context(open(self.path / "claims", "a+b", opener=OWNER))
                 with locked(self.locks, 0):
-                    self.env = self._open(map_size)
+                    self._empty_after_a_crash()
+                    self.env = self._open(store.capacity_bytes + store.capacity_bytes // 8 + (16 << 20))
                 failed.pop_all()
         except (OSError, self._lmdb.Error) as error:
-            raise StoreError(f"the LMDB store at {path} cannot be opened: {error}") from error
+            cause = f"the LMDB store at {self.path} cannot be opened: {error}"
+            raise StoreError(f"{cause}; if it is damaged, empty this directory") from error
+
+    def _empty_after_a_crash(self) -> None:
+        if earlier := [each for each in self.path.glob("unsynced-*") if each != self.unsynced]:
+            for each in (self.path / "data.mdb", self.path / "lock.mdb", *earlier):
+                each.unlink(missing_ok=True)
+            why = "the machine crashed while it was open"
+            warnings.warn(f"the LMDB store at {self.path} is emptied: {why}", RuntimeWarning, stacklevel=2)
 
     def _open(self, map_size: int) -> lmdb.Environment:
-        state = read_state(self.path)
-        if state is not None and state.get("boot") != boot_id() and not state.get("clean"):
-            self._empty("the machine crashed while it was open")
-            state = None
-        if state is None:
-            self.mark(clean=False)
         settings = {"mode": 0o600, "metasync": False, "sync": boot_id() is None, "readahead": False}
-        open_it = partial(self._lmdb.open, str(self.path), map_size=map_size, max_readers=READERS, **settings)
-        try:
-            env: lmdb.Environment = open_it()
-            env.reader_check()
-            # If the file has fewer pages than the environment says, the file was truncated.
-            size = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
-            if (self.path / "data.mdb").stat().st_size >= size or env.stat()["entries"] == 0:
-                return env
+        env: lmdb.Environment = self._lmdb.open(str(self.path), map_size=map_size, max_readers=READERS, **settings)
+        env.reader_check()
+        size = (env.info()["last_pgno"] + 1) * env.stat()["psize"]
+        if env.stat()["entries"] and (self.path / "data.mdb").stat().st_size < size:  # to read it would be a SIGBUS
             env.close()
-            reason = "its file was truncated"
-        except (self._lmdb.InvalidError, self._lmdb.CorruptedError, self._lmdb.VersionMismatchError) as error:
-            reason = f"it cannot be read: {error}"
-        self._empty(reason)
-        return open_it()  # type: ignore[no-any-return]
-
-    def _empty(self, reason: str) -> None:
-        for name in ("data.mdb", "lock.mdb"):
-            (self.path / name).unlink(missing_ok=True)
-        warnings.warn(f"the LMDB store at {self.path} is emptied: {reason}", RuntimeWarning, stacklevel=2)
-
-    def mark(self, clean: bool) -> None:
-        """Write to `state.json` whether all data is on disk, if this changes the file. The caller holds a lock."""
-        state = {"format": 1, "boot": boot_id(), "clean": clean}
-        if read_state(self.path) != state:
-            unfinished = self.path / "state.new"
-            with open(unfinished, "w", opener=OWNER) as file:
-                json.dump(state, file)
-                file.flush()
-                os.fsync(file.fileno())
-            unfinished.replace(self.path / "state.json")
+            raise OSError("its file was truncated")
+        return env
 
     @contextmanager
     def transaction(self, write: bool = False) -> Iterator[lmdb.Transaction[bytes]]:
         """Yield a transaction that is committed when the `with` block ends; raise StoreError if the store fails."""
         try:
             with _writing if write else nullcontext(), self.env.begin(write=write) as transaction:
-                if write:
-                    self.mark(clean=False)
+                if write and not self.unsynced.exists():
+                    self.unsynced.touch(mode=0o600)
+                    os.fsync(directory := os.open(self.path, os.O_RDONLY))
+                    os.close(directory)
                 yield transaction
         except self._lmdb.MapResizedError:
             larger = "is open elsewhere with a larger capacity_bytes; pass the same everywhere"
@@ -235,10 +217,10 @@ class Environment:
             raise StoreError(f"the LMDB store at {self.path} failed: {error}") from error
 
     def flush(self) -> None:
-        """Sync to disk what all processes have written, and mark the file as clean."""
+        """Sync to disk what all processes have written."""
         with self.transaction(write=True):
             self.env.sync(True)
-            self.mark(clean=True)
+            self.unsynced.unlink()
 
     def abandon(self) -> None:
         """Close the environment and its locks without a sync."""
@@ -271,15 +253,6 @@ def boot_id() -> str | None:
         return None
 
 
-def read_state(path: Path) -> dict[str, Any] | None:
-    """Return the content of `state.json`; None if it cannot be read or is no JSON object."""
-    try:
-        state = json.loads((path / "state.json").read_bytes())
-    except (OSError, ValueError):
-        return None
-    return state if isinstance(state, dict) else None
-
-
 def _used(counts: Any) -> int:
     """Return the bytes of the pages that hold samples."""
     return int((counts["branch_pages"] + counts["leaf_pages"] + counts["overflow_pages"]) * counts["psize"])
@@ -287,7 +260,7 @@ def _used(counts: Any) -> int:
 
 def others_may_write(path: Path) -> str:
     """Return an error text if other users, except the superuser, may write to a store or its files, else ""."""
-    for place in (path, *(path / name for name in ("data.mdb", "lock.mdb", "locks", "state.json"))):
+    for place in (path, *(path / name for name in ("data.mdb", "lock.mdb", "claims"))):
         with suppress(FileNotFoundError):
             found = place.stat()
             if found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
