@@ -10,14 +10,14 @@ A complex number is stored as two real numbers: the flat tensor of complex param
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import compress, pairwise
+from itertools import compress
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
 
 from .arguments import describe, instance, integer, message, one_of, several, tensor
-from .tensors import is_dense
+from .tensors import is_dense, sharing
 
 What = Literal["grad", "data"]
 WHAT = get_args(What)
@@ -235,15 +235,13 @@ def check_averaged(name: str, x: Tensor) -> None:
 
 def check_apart(params: Sequence[Tensor]) -> None:
     """Raise a ValueError if two dense `params` share memory, or values of an expanded one do: writes would collide."""
-    ends = []
-    for i, p in enumerate(map(local, params)):
+    here = [local(p) for p in params]
+    for p in here:
         if any(n > 1 and not s for n, s in zip(p.shape, p.stride(), strict=True)) and p.numel():
             raise ValueError(f"params have separate memory, but values of {describe(p)} share memory: it was expanded")
-        if p.numel() and is_dense(p):  # others may be interleaved without sharing memory
-            ends.append((p.data_ptr(), p.data_ptr() + p.nbytes, i))
-    for (_, end, _), (begin, _, i) in pairwise(sorted(ends)):
-        if begin < end:
-            raise ValueError(f"params have separate memory, but {describe(params[i])} shares memory with another one")
+    dense = [p for p in here if is_dense(p)]  # others may be interleaved without sharing memory
+    for _, i, *_ in (group for group in sharing(dense) if len(group) > 1):
+        raise ValueError(f"params have separate memory, but {describe(dense[i])} shares memory with another one")
 
 
 def is_view(grad: Tensor | None, view: Tensor) -> bool:

@@ -26,6 +26,21 @@ def is_dense(x: Tensor) -> bool:
     return x.is_contiguous() or x.permute(sorted(range(x.dim()), key=x.stride, reverse=True)).is_contiguous()
 
 
+def sharing(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Return the places of tensors that are not empty, in groups: tensors whose ranges of memory overlap are in one."""
+    spans, groups, reach = [], list[list[int]](), 0
+    for i, x in enumerate(tensors):
+        if x.numel():
+            last = sum(step * (n - 1) for step, n in zip(x.stride(), x.shape, strict=True))
+            spans.append((x.data_ptr(), x.data_ptr() + (1 + last) * x.itemsize, i))
+    for begin, end, i in sorted(spans):
+        if begin >= reach:
+            groups.append([])
+        groups[-1].append(i)
+        reach = max(reach, end)
+    return groups
+
+
 class Fixed:
     """Tensors whose addresses do not change: the addresses are read once, and not at every step.
 

@@ -202,7 +202,6 @@ SPECIAL |= {
     ("data.LoadBalancedBatchSampler", "rank"): lambda w, called: 0,
     ("data.LoadBalancedSampler", "num_replicas"): lambda w, called: 2,
     ("data.LoadBalancedSampler", "rank"): lambda w, called: 0,
-    ("optim.report", "optimizer"): lambda w, called: bk.optim.fuse(w.optimizer),
     ("optim.unfuse", "optimizer"): lambda w, called: bk.optim.fuse(w.optimizer),
     ("baguakit.Rule", "window"): lambda w, called: "during_backward",
     ("stages.ErrorFeedback", "inner"): lambda w, called: CompressedMean(),

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from hashlib import blake2b
-from itertools import pairwise
 from struct import pack, unpack_from
 from typing import Any
 
@@ -22,6 +21,7 @@ from ..compressors import Compressor
 from ..lanes.base import tensors_in
 from ..monitor import Monitor, differing
 from ..primitives import compressed_all_gather, compressed_all_to_all, compressed_mean_, compressed_reduce_scatter
+from ..tensors import sharing
 from .policy import name_of
 
 Group: Any = dist.ProcessGroup
@@ -94,7 +94,8 @@ class Methods(Group):  # type: ignore[misc]
         return self._reduced("allreduce", xs, opts if op is None else op, timeout, "no one tensor" * (len(xs) != 1))
 
     def allreduce_coalesced(self, tensors: Any, opts: Any = None) -> Any:
-        return self._reduced("allreduce_coalesced", tensors, opts, None, "shared memory" * shared(tensors))
+        shared = any(len(group) > 1 for group in sharing([x for x in tensors if x.layout is torch.strided]))
+        return self._reduced("allreduce_coalesced", tensors, opts, None, "shared memory" * shared)
 
     def _reduced(self, name: str, xs: Sequence[Tensor], opts: Any, timeout: Any, unlike: str) -> Any:
         op = SUM if opts is None else getattr(opts, "reduceOp", opts)
@@ -196,16 +197,6 @@ def parts(x: Tensor, sizes: Sequence[int], n: int) -> Sequence[Tensor]:
         what = "output_split_sizes and input_split_sizes"
         raise ValueError(f"all_to_all_single: {rows}; give {what} that add up to them")
     return x.split(list(sizes)) if sizes else x.split(len(x) // n) if len(x) else [x] * n
-
-
-def shared(tensors: Sequence[Tensor]) -> bool:
-    """Return whether any two dense tensors in `tensors` share memory."""
-    spans = []
-    for x in tensors:
-        if x.layout is torch.strided and x.numel():
-            last = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
-            spans.append((x.data_ptr(), x.data_ptr() + x.itemsize * (1 + last)))
-    return any(end > begin for (_, end), (begin, _) in pairwise(sorted(spans)))
 
 
 # These exchanges compress values, or use flows without a compressor. A value has equal bits on all ranks that get it.

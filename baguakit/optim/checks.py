@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ..arguments import describe, real
 from ..kernels.steps.definition import Columns, Conditions
-from ..tensors import is_dense
+from ..tensors import is_dense, sharing
 
 CPU = torch.device("cpu")
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
@@ -41,7 +41,14 @@ def check_columns(columns: Columns, names: dict[str, str], drawn: bool, packed: 
             raise ValueError(f"p[{i}] has a master, which loses nothing to rounding; leave key= out, or the master")
         if drawn and p.dtype == torch.float16:
             raise TypeError(f"p[{i}] is float16, and only bfloat16 is rounded at random; give it a master instead")
-    _check_apart(named)
+    names_of = [*named]
+    for group in ([names_of[i] for i in group] for group in sharing([*named.values()]) if len(group) > 1):
+        for one in (name for name in group if not name.startswith("g[")):  # gradients are only read
+            other = next(each for each in group if each != one and len(sharing([named[one], named[each]])) == 1)
+            raise ValueError(
+                f"{one} and {other} share memory, and one of them is overwritten; clone one, and give a shared "
+                "parameter once"
+            )
     return columns
 
 
@@ -97,18 +104,3 @@ def _check_like(name: str, x: Tensor, p: Tensor) -> None:
             f"{name} lies in memory otherwise than its parameter (strides {x.stride()} and {p.stride()}); "
             "make it with torch.empty_like(p)"
         )
-
-
-def _check_apart(tensors: dict[str, Tensor]) -> None:
-    """Raise if two tensors share memory. Two gradients may share memory, because they are only read."""
-    spans = sorted((x.data_ptr(), x.data_ptr() + x.nbytes, name) for name, x in tensors.items() if x.numel())
-    reach = {True: (0, ""), False: (0, "")}  # how far those read, and written, have come
-    for start, stop, name in spans:
-        read = name.startswith("g[")
-        for other in (False,) if read else (False, True):
-            if start < reach[other][0]:
-                raise ValueError(
-                    f"{name} and {reach[other][1]} share memory, and one of them is overwritten; clone one, and "
-                    "give a shared parameter once"
-                )
-        reach[read] = max(reach[read], (stop, name))

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..buckets import pieces
+from ..tensors import sharing
 
 OptimizerState = MutableMapping[Any, dict[str, Any]]
 PLAIN = (Tensor, nn.Parameter)
@@ -208,7 +209,9 @@ def divide(params: Sequence[Tensor], state: OptimizerState) -> list[Flat]:
     Parameters with adjacent gradients are in the order of these gradients in memory.
     """
     kinds: dict[Hashable, list[Tensor]] = defaultdict(list)
-    for p in _without_overlaps([p for p in params if _is_candidate(p)]):
+    able = [p for p in params if _is_candidate(p)]
+    shared = {i for group in sharing([shard_of(p) for p in able]) for i in group if len(group) > 1}
+    for p in (p for i, p in enumerate(able) if i not in shared):  # torch must step those one after another
         if (kind := _kind(p, state)) is not None:
             kinds[kind].append(p)
     chunks = [chunk for each in kinds.values() for run in _runs(each) for chunk in _chunks(run)]
@@ -230,20 +233,6 @@ def _is_candidate(p: Tensor) -> bool:
 
 def _is_strided(x: Tensor) -> bool:
     return x.layout is torch.strided and (type(x) in PLAIN or hasattr(x, "to_local"))
-
-
-def _without_overlaps(params: list[Tensor]) -> list[Tensor]:
-    """Return the parameters that share no memory. torch must step parameters that share memory one after another."""
-    clusters: list[list[Tensor]] = []
-    reach = 0
-    for x, p in sorted(((shard_of(p), p) for p in params), key=lambda each: each[0].data_ptr()):
-        if x.data_ptr() >= reach or not x.numel():
-            clusters.append([])
-        clusters[-1].append(p)
-        span = 1 + sum(step * (n - 1) for step, n in zip(x.stride(), x.shape, strict=True)) if x.numel() else 0
-        reach = max(reach, x.data_ptr() + span * x.element_size())
-    alone = {cluster[0] for cluster in clusters if len(cluster) == 1}
-    return [p for p in params if p in alone]
 
 
 def _kind(p: Tensor, state: OptimizerState) -> Hashable:

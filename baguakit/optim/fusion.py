@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, optim
 from torch.optim import Optimizer
 
-from ..arguments import Declared, checked
+from ..arguments import checked
 from .flat import Flat, OptimizerState, divide
 
 Groups = list[dict[str, Any]]
@@ -82,51 +82,6 @@ def unfuse(optimizer: Optimizer) -> Optimizer:
     return optimizer
 
 
-@dataclass(frozen=True)
-class Report(Declared):
-    """The report of the latest step of a fused optimizer. Print it.
-
-    Attributes:
-        flats: the number of flat tensors.
-        together: the number of parameters stepped in flat tensors.
-        apart: the number of parameters stepped one by one: large parameters, parameters that fit no flat tensor, and
-            all parameters of a group for 8 steps after its set of parameters with a gradient has changed.
-        absent: the number of parameters without a gradient.
-        copied: the number of flat tensors whose gradients had to be copied, because they were not adjacent in memory.
-        layouts: the number of times that the parameters have been divided into flat tensors.
-    """
-
-    flats: int
-    together: int
-    apart: int
-    absent: int
-    copied: int
-    layouts: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.together} parameters in {self.flats} flat tensors ({self.copied} with copied gradients), "
-            f"{self.apart} apart, {self.absent} without a gradient; laid out {self.layouts} times"
-        )
-
-
-@checked
-def report(optimizer: Optimizer) -> Report:
-    """Return the report of the latest step of a fused optimizer.
-
-    Raises:
-        ValueError: the optimizer is not fused.
-    """
-    fusion = fusion_of(optimizer)
-    if fusion is None:
-        raise ValueError(f"this {type(optimizer).__name__} is not fused; baguakit.optim.fuse(optimizer) does that")
-    flats = [flat for layout in fusion.layouts for flat in layout.flats]
-    present = [given for layout in fusion.layouts for given in layout.present]
-    together, absent = sum(len(flat.params) for flat in flats), present.count(False)
-    apart, copied = len(present) - absent - together, sum(flat.copied for flat in flats)
-    return Report(len(flats), together, apart, absent, copied, fusion.laid_out)
-
-
 def fusion_of(optimizer: Optimizer) -> "Fusion | None":
     """Return the `Fusion` of an optimizer; None if it is not fused."""
     owners = (getattr(hook, "fusion", None) for hook in optimizer._optimizer_step_pre_hooks.values())
@@ -149,7 +104,6 @@ class Fusion:
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.layouts: list[Layout] = []  # of each group, in the latest step
-        self.laid_out = 0  # the number of times that parameters have been laid out anew
         self._groups: Groups = []
         self._state: OptimizerState = {}
         self._gathered = False  # whether the view has the parameters
@@ -239,7 +193,6 @@ class Fusion:
             before.calm = min(CALM, before.calm + 1)
             if before.calm < CALM or (settled and all(flat.fits(state) for flat in before.flats)):
                 return before
-        self.laid_out += 1
         return Layout(params, present, divide(params, state))
 
     @torch.no_grad()

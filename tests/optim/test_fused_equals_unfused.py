@@ -9,10 +9,10 @@ equal weights and state, one step differs by at most one rounding of the dtype.
 import pytest
 import torch
 from tiers import slow_unless
-from toys import Gradients, equal, groups, parameters, plain_groups, same_state, train
+from toys import Gradients, equal, groups, parameters, plain_groups, report, same_state, train
 from zoo import CASES, CODE, ELEMENT_WISE, HAVE_FUSED, KeepsGradients, MasterWeights, name
 
-from baguakit.optim import fuse, report, unfuse
+from baguakit.optim import fuse, unfuse
 
 CODED = [(case, code) for case in CASES for code in CODE if code != "fused" or case[0] in HAVE_FUSED]
 IDS = [f"{name(case)}-{code}" for case, code in CODED]

@@ -8,10 +8,11 @@ from tiers import slow_after
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from toys import report
 from training import batch, loss
 
 import baguakit as bk
-from baguakit.optim import fuse, report
+from baguakit.optim import fuse
 
 RULES = {
     "all-reduce": lambda bk: bk.algorithms.gradient_allreduce(),
@@ -23,8 +24,6 @@ RULES = {
 
 def attached(rule, order, split):
     """Train on this rank with an attachment and an optimizer fused before it, after it, or not at all."""
-    from baguakit.optim import fuse, report
-
     torch.manual_seed(dist.get_rank())
     model = nn.Sequential(nn.Linear(6, 9), *[nn.Linear(9, 9) for _ in range(10)], nn.Linear(9, 1))
     params = list(model.parameters())
@@ -67,8 +66,6 @@ def sharded(fused, kind, options):
     """Train on this rank with FSDP2; the weights and the state dict, gathered."""
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
     from torch.distributed.tensor import DTensor
-
-    from baguakit.optim import fuse, report
 
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 10), nn.Tanh(), nn.Linear(10, 7), nn.Tanh(), nn.Linear(7, 1))

@@ -1,9 +1,12 @@
 """Two equal sets of small parameters, gradients for both, and an optimizer for each: fused and plain."""
 
+from types import SimpleNamespace
+
 import torch
 from torch import nn
 
 from baguakit.optim import fuse
+from baguakit.optim.fusion import fusion_of
 
 LASTING = 15  # steps: more than the same must be absent before a group is laid out again
 SHAPES = [(7,), (5, 3), (33,), (), (1,), (4, 2, 3), (16,), (2, 3, 4, 4), (3, 70), (9, 1)]
@@ -80,3 +83,15 @@ def alike(a, b):
 
 def equal(a, b):
     return all(torch.equal(p, q) for p, q in zip(a, b, strict=True))
+
+
+def report(optimizer):
+    """Return what the latest step of a fused optimizer did: flat tensors, and how many parameters went which way."""
+    layouts = fusion_of(optimizer).layouts
+    flats = [flat for layout in layouts for flat in layout.flats]
+    present = [given for layout in layouts for given in layout.present]
+    together, copied = sum(len(flat.params) for flat in flats), sum(flat.copied for flat in flats)
+    return SimpleNamespace(
+        layouts=layouts, flats=len(flats), together=together, copied=copied, absent=present.count(False),
+        apart=present.count(True) - together,
+    )  # fmt: skip
