@@ -343,18 +343,3 @@ for name in PRELOADED:
 def test_the_launcher_asks_cuda_nothing_before_it_forks():
     done = subprocess.run([sys.executable, "-c", ASKS], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_too_many_ranks_for_the_limit_of_open_files_is_a_sentence():
-    """Before any process starts. A limit of this process is inherited by the ranks."""
-    import resource
-
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (300, before[1]))
-    try:
-        with bk.Ranks(64) as ranks, pytest.raises(OSError) as caught:
-            ranks.run(os.getpid)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    assert str(caught.value).startswith("64 ranks need up to ")
-    assert "and the limit is 300; set it by `ulimit -n " in str(caught.value)

@@ -3,8 +3,6 @@
 import argparse
 import os
 import platform
-import re
-import shlex
 import shutil
 import socket
 import sys
@@ -29,19 +27,12 @@ from .screen import Table, say
 LOOPBACKS = {"lo", "lo0"}
 COMPILERS = {"linux": "sudo apt install gcc", "darwin": "xcode-select --install"}  # what installs one, by system
 LIMIT = 120.0  # seconds in which two ranks must have averaged a tensor
-USES = {  # of the extras for users
-    "data": "stores of cached datasets in LMDB and Redis",
-    "examples": "pictures, and the programs in examples/",
-    "lightning": "the strategy for Lightning",
-    "logging": "logs for TensorBoard and Prometheus",
-    "notebooks": "running the notebooks",
-}
 DESCRIPTION = """\
 Tell what of baguakit will run on this machine, what will not, and the pip or
 apt command that mends it. It looks at Python, torch, NumPy, Triton, GPUs, NCCL,
-the C compiler, network interfaces and optional packages, compiles all kernels
-for the CPU, and lets two processes average a tensor over loopback. The exit
-status is 1 if the core cannot work, or a kernel differs from its definition.
+the C compiler and network interfaces, compiles all kernels for the CPU, and
+lets two processes average a tensor over loopback. The exit status is 1 if the
+core cannot work, or a kernel differs from its definition.
 """
 
 
@@ -220,26 +211,4 @@ def mean_of_ranks() -> None:
         raise RuntimeError(f"the mean of 0 and 1 over gloo was {mean}")
 
 
-def packages() -> Iterator[Finding]:
-    """Yield findings on the packages that each extra of baguakit needs."""
-    try:
-        required = metadata.requires("baguakit") or []  # lines such as "lightning>=2.5; extra == 'lightning'"
-    except metadata.PackageNotFoundError:
-        yield Finding("extras", NOTE, "baguakit is not installed but imported from a folder: pip install it")
-        return
-    for extra, use in USES.items():
-        found, missing = [], []
-        pattern = rf"(([\w.-]+)[^;]*?)\s*;.*extra\s*==\s*[\"']{extra}[\"']"
-        for requirement, name in (each for line in required for each in re.findall(pattern, line)):
-            try:
-                found.append(f"{name} {metadata.version(name)}")
-            except metadata.PackageNotFoundError:
-                missing.append(shlex.quote(requirement))
-        if missing:
-            lacks = f"{', '.join(missing)} not installed; for {use}"
-            yield Finding(extra, NOTE, lacks, f"pip install {' '.join(missing)}")
-        else:
-            yield Finding(extra, GOOD, ", ".join(found))
-
-
-CHECKS = (versions, gpus, compilers, network, two_ranks, packages)
+CHECKS = (versions, gpus, compilers, network, two_ranks)

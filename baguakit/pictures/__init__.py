@@ -4,7 +4,6 @@
 |----------------------------------------|---------------------------------------------------------------------|
 | `consensus_decay(distances, size)`     | the distance from the mean by round, and the spectral gap's bound   |
 | `error_histogram(x, *compressors)`     | the errors of compressors on a tensor                               |
-| `score_by_bytes(curves)`               | the accuracy of training by the bytes sent                          |
 | `topology.Ring().draw(size)`           | the graph and the mixing matrix (every topology)                    |
 
 The functions import matplotlib when they are called. They do not use pyplot: save a figure by `.savefig("decay.png")`;
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["consensus_decay", "error_histogram", "score_by_bytes"]
+__all__ = ["consensus_decay", "error_histogram"]
 
 LONGEST = 4096  # rounds of the longest period for which the spectral gap is computed
 ROUNDING = 1e-8  # relative to the first distance: smaller distances are rounding errors of fp32
@@ -183,36 +182,6 @@ def error_histogram(x: Tensor, *compressors: Compressor) -> "Figure":
         set_frame(axes)
         axes.spines["left"].set_visible(False)
     figure.supxlabel("error, in units of the root mean square of the values", fontsize=9)
-    return figure
-
-
-@checked
-def score_by_bytes(curves: Mapping[str, Sequence[tuple[float, float]]], score: str = "test accuracy") -> "Figure":
-    """Draw the score of training runs by the bytes that a rank has sent: the best curves are high and far left.
-
-    Args:
-        curves: points (bytes sent so far, score) by name, in the order of training; one point is enough. The axis of
-            bytes is logarithmic, so a run that sends nothing is drawn as a horizontal line at its last score.
-        score: the label of the score.
-
-    Raises:
-        ValueError: `curves` is empty, or a curve has no points.
-    """
-    if not curves or not all(curves.values()):
-        raise ValueError(f"curves has at least one point (bytes, score) for each name; not {dict(curves)!r}")
-    figure = blank(7.5, 3.9)
-    from matplotlib.ticker import EngFormatter
-
-    axes = figure.subplots()
-    for i, (name, points) in enumerate(curves.items()):
-        if sending := [point for point in points if point[0] > 0]:
-            axes.plot(*zip(*sending, strict=True), label=name, **line_style(i))
-        else:
-            style = {**line_style(i), "linestyle": (0, (1, 2)), "marker": ""}
-            axes.axhline(points[-1][1], label=f"{name} (sends nothing)", **style)
-    axes.set(xscale="log", xlabel="sent by a rank", ylabel=score)
-    axes.xaxis.set_major_formatter(EngFormatter("B"))
-    set_frame(axes, "right center")
     return figure
 
 

@@ -14,7 +14,6 @@ import weakref
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from multiprocessing.connection import wait
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -61,7 +60,7 @@ class Ranks:
 
     Raises:
         TypeError, ValueError: an argument has a wrong type or value, or `cuda` is True and there is no GPU.
-        OSError: the system cannot fork processes. `run` raises an OSError if ranks need more open files than the limit.
+        OSError: the system cannot fork processes, or `run` would open more files than it may (three for each rank).
     """
 
     def __init__(self, size: int, *, threads: int = 1, cuda: bool = False, timeout: float | None = None) -> None:
@@ -133,7 +132,6 @@ class Ranks:
         if self._processes and self._launcher.usable and not any(process.ended() for process in self._processes):
             return
         self.close()
-        check_open_files(self.size)
         self._launcher, self._closed, self._processes = launcher(), False, []
         self._end = weakref.finalize(self, end, self._launcher, self._processes, os.getpid())
         with socket.create_server((HOST, 0)) as server:  # for torch's store, which would else listen on all interfaces
@@ -240,25 +238,6 @@ class Ranks:
     def __reduce__(self) -> Any:
         raise TypeError(
             "it refers to the Ranks, which do not exist on a rank; use bk.Comm().rank and bk.Comm().size there"
-        )
-
-
-def check_open_files(size: int) -> None:
-    """Raise an OSError if `size` ranks need more open files than a process may have.
-
-    The caller has three open files for each rank. A rank has a connection to every other rank. Rank 0, which holds the
-    store, has two or three more connections to each rank.
-    """
-    import resource  # which Windows, without live ranks, lacks
-
-    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    folder = Path("/proc/self/fd")
-    here = len(list(folder.iterdir())) if folder.exists() else 0
-    needed = max(here + 3 * size, 4 * size) + 64  # for everything else
-    if needed > most:
-        raise OSError(
-            f"{size} ranks need up to {needed} open files in a process, and the limit is {most}; "
-            f"set it by `ulimit -n {needed}` before the program starts, or start fewer ranks"
         )
 
 

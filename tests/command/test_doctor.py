@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from baguakit.command import doctor, main, speed
-from baguakit.command.doctor import BROKEN, GOOD, LACKS, NOTE
+from baguakit.command.doctor import BROKEN, GOOD, LACKS
 from baguakit.kernels import cpu
 
 
@@ -104,17 +104,6 @@ def test_ranks_that_cannot_train_break_the_core(monkeypatch, error):
     monkeypatch.setattr(doctor, "Ranks", fails)
     found = only(doctor.two_ranks())
     assert found.kind is BROKEN and found.found == f"cannot train together: {str(error).splitlines()[-1]}"
-
-
-def test_missing_packages_are_said_with_the_command_that_installs_them(monkeypatch):
-    lines = ["torch>=2.11", "rich; extra == 'docs'", 'lmdb; extra == "data"', "redis>=5; extra == 'data'"]
-    monkeypatch.setattr(metadata, "requires", lambda name: lines)
-    monkeypatch.setattr(metadata, "version", absent)
-    found = next(each for each in doctor.packages() if each.what == "data")
-    assert found.kind is NOTE and found.mend == "pip install lmdb 'redis>=5'"
-    assert found.found == "lmdb, 'redis>=5' not installed; for stores of cached datasets in LMDB and Redis"
-    monkeypatch.setattr(metadata, "requires", absent)
-    assert "not installed but imported from a folder" in only(doctor.packages()).found
 
 
 def few(monkeypatch):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from baguakit.compressors import BFloat16, MinMaxUInt8, TopK
-from baguakit.pictures import ALGORITHMS, OTHERS, consensus_decay, error_histogram, score_by_bytes, style_of
+from baguakit.pictures import ALGORITHMS, OTHERS, consensus_decay, error_histogram, style_of
 from baguakit.topology import OnePeerExact, RandomMatching, Ring
 
 pytest.importorskip("matplotlib")
@@ -50,13 +50,6 @@ def test_every_error_is_in_the_histogram_or_beyond_three_deviations():
     assert kept[0].get_height() >= 0.1 * len(x)  # what top-k keeps, it keeps exactly
 
 
-def test_scores_stand_over_the_bytes_and_silence_is_a_level():
-    figure = score_by_bytes({"all-reduce": [(0, 0.1), (10, 0.5), (100, 0.9)], "none": [(0, 0.1), (0, 0.3)]}, "accuracy")
-    axes = figure.axes[0]
-    assert list(lines(axes).values()) == [[[10, 0.5], [100, 0.9]], [[0, 0.3], [1, 0.3]]]
-    assert legend(figure) == ["all-reduce", "none (sends nothing)"] and axes.get_ylabel() == "accuracy"
-
-
 def test_refusals_are_sentences():
     for wrong in ({}, {Ring(): []}, {Ring(): [1.0, -1.0]}, {Ring(): [float("nan")]}):
         with pytest.raises(ValueError, match=r"distances (has numbers, 0 or more|is a finite number)"):
@@ -64,9 +57,6 @@ def test_refusals_are_sentences():
     for x, compressors in ((torch.ones(4), ()), (torch.zeros(4), (BFloat16(),)), (torch.ones(0), (BFloat16(),))):
         with pytest.raises(ValueError, match="x has values, not all of them 0, and compressors names one or more"):
             error_histogram(x, *compressors)
-    for wrong in ({}, {"none": []}):
-        with pytest.raises(ValueError, match=r"curves has at least one point \(bytes, score\)"):
-            score_by_bytes(wrong)
 
 
 def test_an_algorithm_has_one_colour_in_all_pictures_and_its_variants_have_dashes():
