@@ -40,7 +40,7 @@ def test_a_build_is_kept(library, tmp_path, monkeypatch):
 
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setattr("pathlib.Path.home", lambda: tmp_path)
-    monkeypatch.setattr("baguakit.net.plugin.compile_to", compiler)
+    monkeypatch.setattr("baguakit.net.compile_to", compiler)
     path = build()
     assert path.is_relative_to(tmp_path / ".cache" / "baguakit") and path.is_file()
     assert build() == path and len(compiled) == 1
