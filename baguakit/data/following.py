@@ -80,7 +80,7 @@ class Followed(Generic[T]):
                 mixed = rng.permutation(pool) if self.shuffle else pool
                 return self._steps(mixed, ranks, rng, stretch.epoch)
 
-            self._planned[stretch] = Shares(stretch.behind, samples, kept, plan)
+            self._planned[stretch] = Shares(stretch.behind, samples, kept, plan, np.arange(len(self.costs)))
             while len(self._planned) > PLANNED:
                 del self._planned[next(iter(self._planned))]
         return self._planned[stretch]
@@ -104,7 +104,6 @@ class Followed(Generic[T]):
                 begun = f"a pass of epoch {now.stretch.epoch} has begun before"
                 raise ValueError(f"{begun}: call set_epoch with a higher number before each pass, to tell passes apart")
             self._latest, now.base = now.stretch.epoch, now.drawn - self._count()
-            now.origin = -self._attachment.step * self._items
         self._resumed = None  # only when the first item is drawn: loaders with workers make two iterators
         while not now.over:
             stretch = now.stretch
@@ -202,8 +201,9 @@ class Followed(Generic[T]):
         self.epoch = stretch.epoch
         self._now = self._resumed = now = Position(stretch, self.rank, seats[self.rank].drawn)
         if self._attachment is not None:
-            origin = stretch.behind[now.rank] + now.drawn - self._attachment.step * self._items
-            self._record = Record(0, (), origin, (stretch,))
+            items = stretch.behind[now.rank] + now.drawn
+            self._record = Record(0, (), items - self._attachment.step * self._items, stretch)
+            self._since = self._count() - items  # when the record began
 
     # Ranks that come and go
 
@@ -214,8 +214,8 @@ class Followed(Generic[T]):
                 sampler.set_epoch(epoch)
 
         A rank that stays keeps the items that it has drawn, including items that its loader's workers have fetched. All
-        other untrained items are divided again, so that all ranks end the epoch after the same number of steps. A rank
-        that joins continues the epoch `sampler.epoch`, with a part of the remaining items.
+        other untrained items are divided again, so that all ranks end the epoch after the same number of steps. If they
+        are too few, samples are repeated. A rank that joins continues the epoch `sampler.epoch`, with a part of them.
 
         If a rank is lost in a step, the other ranks do not train their items of this step, and go on with the next. The
         lost rank's items of completed optimizer steps count as trained. Its other items are divided again, unless
@@ -241,7 +241,7 @@ class Followed(Generic[T]):
             raise ValueError("call follow() once, before the first item is drawn")
         self._items = integer("items_per_step", items_per_step, 1)
         self._attachment, self._id = att, secrets.randbits(62)
-        self._since = self._count()  # when the record began
+        self._since = self._count()
         att.on_regroup(self._changed)
         if self._record is None:
             self.rank, self.num_replicas = comm.rank, comm.size  # which may have changed since
@@ -273,11 +273,11 @@ class Followed(Generic[T]):
 
     def _enter(self, record: Record, rank: int) -> None:
         """Continue with a new record, in which this process has the rank `rank`."""
-        now, first = self._now, record.passes[0]
+        now, first = self._now, record.stretch
         joined = self._record is None or self._record.version < record.version - 1
         before = () if joined else range(now.stretch.epoch, first.epoch)
         self._places = {epoch: self._first(epoch) for epoch in before}
-        self._places.update({each.epoch: Position(each, rank) for each in record.passes})
+        self._places[first.epoch] = Position(first, rank)
         self._record, self._since = record, self._count()
         self.rank, self.num_replicas = rank, len(first.behind)
         if joined and now.base is None:  # this rank has drawn no items

@@ -12,8 +12,9 @@ batch. In a stretch, rank r has the queue of items
 
 When the stretch ends, rank r has trained the first items of its queue and drawn some more. If rank r stays, it keeps
 the items that it has drawn. The samples that nobody has trained or keeps are planned again. Ranks with less work left
-get extra steps first, so that all ranks finish the pass together if the samples suffice: behind_r + len(queue_r) is
-then equal for all r, where behind_r is the number of items that rank r still trains in earlier passes.
+get extra steps first, which repeat samples if there are too few, so that all ranks finish the pass together:
+behind_r + len(queue_r) is then equal for all r, where behind_r is the number of items that rank r still trains in the
+pass before.
 """
 
 from __future__ import annotations
@@ -194,7 +195,7 @@ class Stretch:
     """A part of a pass in which the ranks stay the same. Its fields determine which rank gets which items."""
 
     epoch: int
-    behind: tuple[int, ...]  # by rank: the number of items that it still trains in earlier passes
+    behind: tuple[int, ...]  # by rank: the number of items that it still trains in the pass before
     done: Done = ()  # for each earlier stretch of this pass: the seats of all ranks
 
     def ended(self, seats: Sequence[Seat], behind: Sequence[int]) -> Stretch:
@@ -212,6 +213,7 @@ class Shares:
         samples: Indices,  # the samples that nobody has trained in this pass
         kept: Mapping[int, list[Indices]],  # by rank: the items that it drew earlier and has not trained
         plan: Callable[[Indices, int], Sequence[Batches]],  # returns the steps of some ranks over some samples
+        again: Indices,  # samples to repeat
     ) -> None:
         self.samples = samples
         # Each part is a pair (columns, steps): `columns` is {rank that takes part: its column in a step}.
@@ -225,8 +227,9 @@ class Shares:
             few = [rank for rank, items in enumerate(ahead) if items <= low]
             samples = without(samples, taken)
             steps = plan(samples if high is None else samples[: len(samples) // len(few) * len(few)], len(few))
-            if high is not None:  # only the last steps repeat samples
-                steps = (steps if len(steps) >= high - low else plan(samples, len(few)))[: high - low]
+            if high is not None and len(steps) < high - low:  # only here and at the end of a pass samples are repeated
+                steps = [*plan(samples, len(few)), *plan(again, len(few))]
+            steps = steps[: None if high is None else high - low]
             self.parts.append(({rank: column for column, rank in enumerate(few)}, steps))
             taken = chain.from_iterable(steps)
 
@@ -258,14 +261,13 @@ class Record:
     """The state of a sampler that all ranks share from one change of the group to the next.
 
     Items are counted from the beginning of the record, over all passes. If the last step of a pass is short, it counts
-    as a whole step. `passes` are consecutive. The last of them is the first pass that all ranks end together. The next
-    change divides one of these passes, or a later pass.
+    as a whole step.
     """
 
     version: int  # the number of changes before
     ids: tuple[int, ...]  # of the ranks; () before the first change
     origin: int  # after `steps` optimizer steps a rank has trained `origin + steps * items_per_step` items
-    passes: tuple[Stretch, ...]
+    stretch: Stretch  # of the pass that the change has divided, or of the pass after it
 
 
 @dataclass
@@ -278,7 +280,6 @@ class Position:
     before: int = 0  # the number of items of this pass that the rank has trained before the stretch
     over: bool = False  # the iterator was asked for more items than there are
     base: int | None = None  # with `follow`: items trained minus `_count()`; None before the pass begins
-    origin: int | None = None  # as in `Record`, of a pass that no change has divided
 
 
 @dataclass(frozen=True)
@@ -310,21 +311,12 @@ def regrouped(
     Nobody trains a lost rank's items of a pass if another rank's iterator has ended this pass or is in a later pass.
     """
     known = {t.rank: (new, t) for new, t in enumerate(told) if t.version == record.version}
-    passes, made = record.passes, record.origin + step * per_step
+    stretch, made = record.stretch, record.origin + step * per_step
     first = max((t for _, t in known.values()), key=lambda t: (t.epoch, -t.rank))
-    if first.epoch > passes[-1].epoch:
-        passes = (Stretch(first.epoch, (0,) * len(passes[0].behind)),)
-        made = 0 if first.now.origin is None else first.now.origin + step * per_step
-    lost = [rank for rank in range(len(passes[0].behind)) if rank not in known]
-    reached = [each.epoch for each in passes for rank in lost if each.behind[rank] < made]
-    epoch = max(first.epoch, passes[0].epoch, *reached)
-    passes = passes[: epoch - passes[0].epoch + 1]
-    stretch, out = passes[-1], Counter[int]()
-    for rank in lost:
-        since = made
-        for each in passes:
-            out[each.epoch - 1] += max(0, each.behind[rank] - since)
-            since = max(since, each.behind[rank])
+    if first.epoch > stretch.epoch:
+        stretch, made = Stretch(first.epoch, (0,) * len(stretch.behind)), made - (first.used - first.trained)
+    epoch, lost = stretch.epoch, [rank for rank in range(len(stretch.behind)) if rank not in known]
+    out = Counter({epoch - 1: sum(max(0, stretch.behind[rank] - made) for rank in lost)})
     seats = [Seat(k := max(0, made - lag), k, -1, lag) for lag in stretch.behind]
     for rank, (new, t) in known.items():
         seats[rank] = Seat(*((t.trained, t.now.drawn) if t.epoch == epoch else (0, 0)), new, stretch.behind[rank])
@@ -344,12 +336,7 @@ def regrouped(
         out[epoch] += sum(max(0, rest[rank]) for rank in lost)
         for rank, (new, _) in known.items():
             behind[new] += whole_steps(rest[rank])
-        following = [Stretch(epoch + 1, tuple(behind))]
+        stretch = Stretch(epoch + 1, tuple(behind))
     else:
-        following = [stretch.ended(seats, behind)]
-    while True:
-        last = following[-1]
-        ends = tuple(whole_steps(lag + shares(last).length(rank)) for rank, lag in enumerate(last.behind))
-        if len(set(ends)) == 1 or ends == last.behind:
-            return Record(record.version + 1, tuple(t.id for t in told), -step * per_step, tuple(following)), +out
-        following.append(Stretch(last.epoch + 1, ends))
+        stretch = stretch.ended(seats, behind)
+    return Record(record.version + 1, tuple(t.id for t in told), -step * per_step, stretch), +out

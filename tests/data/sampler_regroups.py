@@ -10,6 +10,8 @@ from itertools import chain, count, islice
 from threading import Barrier
 from types import SimpleNamespace
 
+import numpy as np
+
 import baguakit as bk
 from baguakit.data.plan import without
 from baguakit.elastic import Change
@@ -93,7 +95,8 @@ class Training:
 
     def __init__(self, make, depths, items=1, state=None):
         self.make, self.items, self.step, self.trained = make, items, 0, {}
-        self.ranks, self.touched, self.uneven = [Rank(self, depth) for depth in depths], {0}, set()
+        self.ranks, self.touched = [Rank(self, depth) for depth in depths], {0}
+        self.uneven, self.repeats = set(), set()  # epochs that ranks end apart, and whose plans repeat samples
         self.sit()
         for rank in self.ranks:
             rank.begin(state)
@@ -144,7 +147,12 @@ class Training:
         self.ranks = [rank for rank in self.ranks if rank in known or rank.version() > 0]
         self.settle(min(rank.version() for rank in self.ranks))
         for rank in self.ranks:
-            self.uneven.update(each.epoch - 1 for each in rank.sampler._record.passes if any(each.behind))
+            stretch = rank.sampler._record.stretch
+            self.uneven |= {stretch.epoch - 1} if any(stretch.behind) else set()
+            shares = rank.sampler._shares(stretch)
+            planned = np.concatenate([shares.samples[:0], *chain(*map(shares.queue, range(len(self.ranks))))])
+            if len(set(planned) & set(shares.samples)) < len(planned):
+                self.repeats.add(stretch.epoch)
 
     def agree(self, gathers, deaf):
         """Let all ranks divide the rest, each in a thread; after `gathers` gathers, one fails on `deaf` ranks."""
