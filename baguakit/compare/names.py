@@ -1,8 +1,8 @@
 """Objects that a command line names: "MODULE:NAME", or an expression of the names of this package."""
 
 import ast
-import importlib
 import os
+import pkgutil
 import sys
 from typing import Any
 
@@ -23,21 +23,14 @@ def named(place: str, what: str = "it") -> Any:
     Raises:
         ValueError: there is no such module or name, or importing the module raises. The message calls it `what`.
     """
-    module_name, colon, name = place.partition(":")
-    if not (module_name and colon and name):
+    if not all(place.partition(":")):
         raise ValueError(f"{what} is given as module:name, such as train:make_model, not {place!r}")
     if os.getcwd() not in sys.path:  # `python -m` adds it, and the console script does not
         sys.path.insert(0, os.getcwd())
     try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        missing = f"there is no module {error.name}"
-        raise ValueError(f"cannot import {module_name} for {place}: {missing}; start in its folder") from error
+        return pkgutil.resolve_name(place)
     except Exception as error:
-        raise ValueError(f"importing {module_name} for {place} raises {type(error).__name__}: {error}") from error
-    if not hasattr(module, name):
-        raise ValueError(f"the module {module_name} has no {name}, which {place} names")
-    return getattr(module, name)
+        raise ValueError(f"cannot import {place} in this folder: {type(error).__name__}: {error}") from error
 
 
 def called(function: Any, place: str) -> Any:
