@@ -1,7 +1,6 @@
 """The subcommand `compare`: algorithms, of this package or of a user, by seconds and bytes to the same loss."""
 
 import argparse
-import json
 import math
 import sys
 import time
@@ -50,14 +49,15 @@ def fill(parser: argparse.ArgumentParser) -> None:
     add("--trials", type=int, default=3, metavar="N", help="of learning rates, for each (%(default)s)")
     add("--minutes", type=float, metavar="M", help="name what does not fit into them")
     add("--out", type=Path, default=Path("compared"), metavar="DIR", help="of the results (%(default)s)")
-    add("--again", action="store_true", help="forget the results of ALGORITHM first")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
     """Do what the results lack; write the table and the picture. Return 1 if something failed or is missing, else 0."""
     with refusing():
-        made, table = comparison(options), results(options)
+        made = comparison(options)
+        options.out.mkdir(parents=True, exist_ok=True)
+        table = Table(options.out / "results.jsonl")
     failed: dict[str, str] = {}
     say(f"{len(made.contenders)} algorithms, {made.hosts} ranks at {shown(made)}; task {made.task.facts()}")
     end = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
@@ -84,17 +84,6 @@ def comparison(options: argparse.Namespace) -> Comparison:
     sizes = {name: getattr(options, name) for name in asked}
     task = Task(options.task, warmup=min(50, max(1, steps // 6)), every=max(1, steps // 12))
     return Comparison(every, task, **sizes, longest=steps + steps // 2, tried=max(1, steps // 3))
-
-
-def results(options: argparse.Namespace) -> Table:
-    """Return the results in the folder of the options; with `--again`, without those of the algorithms of the user."""
-    options.out.mkdir(parents=True, exist_ok=True)
-    path = options.out / "results.jsonl"
-    if options.again and path.exists():
-        lines = path.read_text().splitlines(keepends=True)
-        kept = (line for line in lines if json.loads(line)["cell"]["contender"] not in options.algorithms)
-        path.write_text("".join(kept))
-    return Table(path)
 
 
 def shown(made: Comparison) -> str:

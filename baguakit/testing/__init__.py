@@ -22,7 +22,7 @@ from ..rules import Algorithm
 from ..stages import Stage
 from ..topology import Topology
 from .algorithms import ALGORITHMS
-from .checking import Check, CheckFailed, Checks, run
+from .checking import Check, CheckFailed, run
 from .compressors import COMPRESSORS
 from .stages import STAGES
 from .topologies import TOPOLOGIES
@@ -83,7 +83,10 @@ def checks_of(part: Any) -> list[Check]:
     Raises:
         TypeError: `part` is not a compressor, a topology, a stage or an algorithm.
     """
-    return [each for each in kind("part", part) if each.applies(part)]
+    for kinds, checks in KINDS:
+        if isinstance(part, kinds):
+            return [each for each in checks if each.applies(part)]
+    raise TypeError(message("part", "a compressor, a topology, a stage or an algorithm", part))
 
 
 @checked
@@ -98,17 +101,9 @@ def parametrize_with_checks(parts: Iterable[Any], marks: Callable[[Any, Check], 
     """
     import pytest
 
-    pairs = [(part, each) for part in parts for each in kind("each of parts", part) if each.applies(part)]
+    pairs = [(part, each) for part in parts for each in checks_of(part)]
     cases = [pytest.param(*pair, id=f"{pair[0]!r}-{pair[1].name}", marks=marks(*pair)) for pair in pairs]
     return pytest.mark.parametrize(("part", "check"), cases)
-
-
-def kind(name: str, part: Any) -> Checks:
-    """Return the checks of parts of this kind."""
-    for kinds, checks in KINDS:
-        if isinstance(part, kinds):
-            return checks
-    raise TypeError(message(name, "a compressor, a topology, a stage or an algorithm", part))
 
 
 show_public(__name__)

@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from baguakit.command import compare, main
-from baguakit.compare.table import Table, machine
+from baguakit.compare.table import Table
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the pacing of sockets needs Linux")
 
@@ -98,16 +98,6 @@ def test_it_compares_a_user_s_algorithm_names_one_that_raises_and_a_second_run_a
     added += [("DDP", 2, 6), ("mine_of_a_user:rule", 2, 9), ("bytegrad", 2, 9)]
     assert results(folder) == first + added
     assert "| bytegrad | " in (folder / "out" / "table.md").read_text()
-
-
-def test_results_are_forgotten_when_asked(folder, capsys):
-    (folder / "out").mkdir()
-    cells = [{"contender": name} for name in ("DDP", "mine_of_a_user:rule")]
-    lines = [json.dumps({"cell": cell, "result": {}, "on": machine()}) + "\n" for cell in cells]
-    (folder / "out" / "results.jsonl").write_text("".join(lines))
-    words = ["compare", "mine_of_a_user:rule", *TINY, "--minutes=1e-9", "--against="]
-    assert main([*words, "--again"]) == 1
-    assert (folder / "out" / "results.jsonl").read_text() == lines[0]
 
 
 def test_an_interrupt_keeps_what_is_there(folder, capsys, monkeypatch):

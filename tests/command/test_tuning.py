@@ -65,7 +65,7 @@ def test_without_torchrun_they_say_how_to_start_it(words, monkeypatch, capsys):
         ("nowhere_to_be_found:net", "cannot import nowhere_to_be_found:net .*: No module named 'nowhere_to_be_found'"),
         ("module_that_fails:net", "cannot import module_that_fails:net .*: No module named 'module_that_is_not_there'"),
         ("module_that_raises:net", "cannot import module_that_raises:net in this folder: RuntimeError: no data"),
-        ("models_of_a_user:net", "cannot import models_of_a_user:net .*: module 'models_of_a_user' has no attribute 'net'"),
+        ("models_of_a_user:net", "cannot import models_of_a_user:net .* 'models_of_a_user' has no attribute 'net'"),
         ("models_of_a_user:value", "models_of_a_user:value is a function that returns the model, not int"),
         ("models_of_a_user:number", r"models_of_a_user:number\(\) returns the model, a torch.nn.Module, not int"),
         ("models_of_a_user:broken", r"models_of_a_user:broken\(\) raises NameError: name 'undefined' is not defined"),
