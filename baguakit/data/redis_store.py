@@ -11,7 +11,6 @@ from itertools import islice
 from operator import methodcaller
 from typing import Any, TypeVar
 
-from ..arguments import integer, real
 from .stores import DATASET, Store, StoreError, StoreStats, package
 
 T = TypeVar("T")
@@ -20,7 +19,9 @@ PREFIX = "baguakit:"  # of all keys in Redis
 USER = r"(?:(?:[^@/?#%\[\]\s]|%[0-9A-Fa-f]{2})*@)?"  # special characters are percent-encoded as in URLs (# as %23)
 SERVER = r"(?:[^@/?#:%\[\]\s]+|\[[0-9A-Fa-f:.]+\])(?::(?P<port>[0-9]{1,5}))?(?:/[^?#@\s]*)?"
 ADDRESS = re.compile(rf"(?:rediss?://{USER}(?P<server>{SERVER})|unix://{USER}(?P<path>/[^?#@\s]+))(?:\?[^#@\s]*)?")
-LONGEST = 1e8  # seconds, about three years: longer times may overflow clocks
+ANSWER = {"socket_timeout": 5.0, "socket_connect_timeout": 5.0}  # seconds to wait for a server
+RETRY = 30.0  # seconds from the failure of a server to the next request to it
+CLAIM = 60.0  # the most seconds that other processes wait while one process computes a sample
 
 
 class RedisStore(Store):
@@ -29,54 +30,35 @@ class RedisStore(Store):
     Rendezvous hashing (Thaler and Ravishankar 1998) chooses the server of each sample: adding or removing one of n
     servers moves 1/n of the samples. The servers' `maxmemory` and `maxmemory-policy` set the limit and the eviction.
     With `noeviction` a full server takes no new samples. `allkeys-random` suits several datasets. An LRU policy always
-    evicts the samples that are needed next. While a server is down, its samples are computed.
+    evicts the samples that are needed next. While a server is down, its samples are computed. A server that has failed
+    is asked again after 30 seconds. Processes wait for at most 60 seconds while another one computes a sample.
 
     Args:
         hosts: "host:port", "redis://…", "rediss://…" (TLS) or "unix://…", or a list of these; equal on all nodes. An
             address may have user, password and database, "rediss://user:password@host:6379/0", and options of the
-            `redis` package, "?ssl_ca_certs=/ca.pem". Special characters of a password are percent-encoded (# as %23).
-            It is never printed.
-        timeout, retry_seconds: the seconds to wait for a server, and from its failure to the next request to it.
-        expire_seconds: the seconds after which a server deletes a sample; None for never.
-        claim_seconds: the most seconds that other processes wait while one process computes a sample.
+            `redis` package, "?ssl_ca_certs=/ca.pem&socket_timeout=2". Special characters of a password are
+            percent-encoded (# as %23). It is never printed.
 
     Raises:
         ImportError: `redis` is not installed.
-        TypeError, ValueError: a host is not a Redis address or occurs twice, or a setting is impossible.
+        TypeError, ValueError: a host is not a Redis address or occurs twice.
     """
 
-    def __init__(
-        self,
-        hosts: str | Sequence[str] = "127.0.0.1:6379",
-        *,
-        timeout: float = 5.0,
-        retry_seconds: float = 30.0,
-        expire_seconds: int | None = None,
-        claim_seconds: float = 60.0,
-    ) -> None:
+    def __init__(self, hosts: str | Sequence[str] = "127.0.0.1:6379") -> None:
         given = [hosts] if isinstance(hosts, str) else hosts
         if isinstance(given, bytes) or not isinstance(given, Sequence) or not all(isinstance(x, str) for x in given):
             raise TypeError(f"hosts is a Redis address or a list of them, not of type {type(hosts).__name__}")
         addresses = list(map(address, given))
-        self._urls, self.hosts = [url for url, _ in addresses], [shown for _, shown in addresses]
+        self._given, self.hosts = given, [shown for _, shown in addresses]
         if not self.hosts or len(set(self.hosts)) < len(self.hosts):
             raise ValueError(f"hosts is {self.hosts}; pass at least one Redis server, and none twice")
-        self.timeout = real("timeout", timeout, above=0, most=LONGEST)
-        self.retry_seconds = real("retry_seconds", retry_seconds, least=0, most=LONGEST)
-        most = int(LONGEST)
-        self.expire_seconds = None if expire_seconds is None else integer("expire_seconds", expire_seconds, 1, most)
-        self.claim_seconds = real("claim_seconds", claim_seconds, least=1e-3, most=LONGEST)
-        self._connect()
-
-    def _connect(self) -> None:
         self._redis = redis = package("redis", "RedisStore")
-        self._away = [(0.0, "")] * len(self._urls)  # by server: the time of the next request, and the last error
+        self._away = [(0.0, "")] * len(self.hosts)  # by server: the time of the next request, and the last error
         self._clients = []
         retry = redis.retry.Retry(redis.backoff.NoBackoff(), 1)  # the server may have closed an idle connection
-        options = {"socket_timeout": self.timeout, "socket_connect_timeout": self.timeout}
-        for url, shown in zip(self._urls, self.hosts, strict=True):
+        for url, shown in addresses:
             try:
-                client = redis.Redis.from_url(url, retry=retry, **options)
+                client = redis.Redis.from_url(url, retry=retry, **ANSWER)
                 pool = client.connection_pool
                 pool.connection_class(**pool.connection_kwargs)  # checks its options, and does not connect
             except (TypeError, ValueError) as error:
@@ -87,12 +69,8 @@ class RedisStore(Store):
     def __repr__(self) -> str:
         return f"RedisStore({self.hosts})"
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {k: v for k, v in self.__dict__.items() if k not in ("_redis", "_clients", "_away")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._connect()
+    def __reduce__(self) -> Any:
+        return type(self), (self._given,)
 
     def host_of(self, key: bytes) -> int:
         """Return the index of the host that holds `key`. This is the host with the largest hash(host, key)."""
@@ -114,7 +92,7 @@ class RedisStore(Store):
             raise
         except (self._redis.RedisError, OSError) as error:
             reason = f"Redis at {self.hosts[host]} failed: {type(error).__name__}: {error}"
-            self._away[host] = time.monotonic() + self.retry_seconds, reason
+            self._away[host] = time.monotonic() + RETRY, reason
             raise StoreError(reason) from error
 
     def get(self, key: bytes) -> bytes | None:
@@ -131,7 +109,7 @@ class RedisStore(Store):
 
     def put(self, key: bytes, value: bytes) -> bool:
         try:
-            self._ask(self.host_of(key), lambda c: c.set(self._name(key), value, ex=self.expire_seconds))
+            self._ask(self.host_of(key), methodcaller("set", self._name(key), value))
         except self._redis.exceptions.OutOfMemoryError:
             return False
         return True
@@ -139,8 +117,8 @@ class RedisStore(Store):
     @contextmanager
     def claim(self, key: bytes) -> Iterator[None]:
         host, failures, held = self.host_of(key), (StoreError, self._redis.RedisError, OSError), False
-        times = {"timeout": self.claim_seconds, "blocking_timeout": self.claim_seconds, "sleep": 0.005}
-        lock = self._clients[host].lock(f"{self._name(key)}:claim", **times)
+        name = f"{self._name(key)}:claim"
+        lock = self._clients[host].lock(name, timeout=CLAIM, blocking_timeout=CLAIM, sleep=0.005)
         with suppress(*failures):
             held = self._ask(host, lambda _: lock.acquire())
         try:

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import pytest
 from redis_server import Server
 
-from baguakit.data import CachedDataset, RedisStore, StoreError
+from baguakit.data import CachedDataset, RedisStore, StoreError, redis_store
 
 A = b"a" * 16
 
@@ -38,7 +38,7 @@ def test_tls_is_spoken_and_strangers_are_not_trusted(tmp_path):
         with pytest.raises(StoreError, match="certificate"):
             RedisStore(server.url).get(A)
         with pytest.raises(StoreError):
-            RedisStore(server.url.replace("rediss", "redis"), timeout=0.5).get(A)
+            RedisStore(server.url.replace("rediss", "redis") + "?socket_timeout=0.5").get(A)
 
 
 def test_options_of_tls_reach_the_package():
@@ -80,29 +80,23 @@ def test_no_error_shows_a_password_whatever_its_characters(form, special):
 
 
 @pytest.mark.parametrize(
-    "options, text",
+    "hosts, text",
     [
-        ({"hosts": ""}, "an address that is not of Redis"),
-        ({"hosts": "redis://"}, "an address that is not of Redis"),
-        ({"hosts": "unix://far"}, "an address that is not of Redis"),
-        ({"hosts": ["far:1", ":2"]}, "an address that is not of Redis"),
-        ({"hosts": "far:65536"}, "an address that is not of Redis"),
-        ({"hosts": "1234567:1234567@far:1:1"}, "an address that is not of Redis"),
-        ({"hosts": ["far:1", None]}, "hosts is a Redis address or a list of them, not of type list"),
-        ({"hosts": 6379}, "hosts is a Redis address or a list of them, not of type int"),
-        ({"hosts": b"far:1"}, "hosts is a Redis address or a list of them, not of type bytes"),
-        ({"hosts": "redis://far:1?color=red"}, r"the \? in the address of far:1 are not for Redis"),
-        ({"timeout": 0}, "timeout is a finite number, .*, not 0"),
-        ({"timeout": float("nan")}, "timeout is a finite number, .*, not nan"),
-        ({"timeout": float("inf")}, "timeout is a finite number, .*, not inf"),
-        ({"retry_seconds": -1}, "retry_seconds is a finite number, .*, not -1"),
-        ({"expire_seconds": 0.5}, "expire_seconds is a whole number, .*, not 0.5"),
-        ({"claim_seconds": "60"}, "claim_seconds is a finite number, .*, not '60'"),
+        ("", "an address that is not of Redis"),
+        ("redis://", "an address that is not of Redis"),
+        ("unix://far", "an address that is not of Redis"),
+        (["far:1", ":2"], "an address that is not of Redis"),
+        ("far:65536", "an address that is not of Redis"),
+        ("1234567:1234567@far:1:1", "an address that is not of Redis"),
+        (["far:1", None], "hosts is a Redis address or a list of them, not of type list"),
+        (6379, "hosts is a Redis address or a list of them, not of type int"),
+        (b"far:1", "hosts is a Redis address or a list of them, not of type bytes"),
+        ("redis://far:1?color=red", r"the \? in the address of far:1 are not for Redis"),
     ],
 )
-def test_settings_are_refused_in_one_sentence(options, text):
+def test_hosts_are_refused_in_one_sentence(hosts, text):
     with pytest.raises((TypeError, ValueError), match=text) as failure:
-        RedisStore(**options)
+        RedisStore(hosts)
     assert "1234567" not in str(failure.value)
 
 
@@ -129,11 +123,12 @@ def test_a_full_server_keeps_what_it_has(tmp_path):
         assert store.stats().capacity == 5 << 20
 
 
-def test_killed_in_the_middle_it_costs_time_and_comes_back(tmp_path):
+def test_killed_in_the_middle_it_costs_time_and_comes_back(tmp_path, monkeypatch):
+    monkeypatch.setattr(redis_store, "RETRY", 0.5)
     (tmp_path / "one").mkdir()
     (tmp_path / "two").mkdir()
     with Server(tmp_path / "one") as one, Server(tmp_path / "two") as two:
-        store = RedisStore([one.url, two.url], timeout=1.0, retry_seconds=0.5)
+        store = RedisStore([one.url, two.url])
         cached = CachedDataset([i * i for i in range(60)], store)
         for batch in ([cached[i] for i in range(60)], cached.__getitems__(range(60))):
             assert batch == cached.dataset
@@ -165,16 +160,9 @@ def test_clear_leaves_other_datasets_and_other_keys(server):
     assert store.get(other + b"1") is None and store._clients[0].get("theirs") == b"x"
 
 
-def test_samples_expire_on_request(server):
-    store = RedisStore(server.url, expire_seconds=1)
-    store.put(A + b"soon", b"x")
-    assert store.get(A + b"soon") == b"x"
-    time.sleep(1.1)
-    assert store.get(A + b"soon") is None
-
-
-def test_a_claim_of_a_dead_process_expires(server):
-    store = RedisStore(server.url, claim_seconds=0.3)
+def test_a_claim_of_a_dead_process_expires(server, monkeypatch):
+    monkeypatch.setattr(redis_store, "CLAIM", 0.3)
+    store = RedisStore(server.url)
     store.claim(A).__enter__()  # and never left
     begun = time.monotonic()
     with store.claim(A):
