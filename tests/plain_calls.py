@@ -245,7 +245,6 @@ SPECIAL |= {
 # Called by what makes them, and by no user.
 MADE_BY_OTHERS = {
     "tune.Tuner",
-    "data.Codec",
     "data.Store",
     "interop.Handle",
     "ranks.RankError",

@@ -2,14 +2,14 @@
 
 from ..expressions import show_public
 from .cached import CachedDataset, CacheReport
-from .codec import Codec, Pickle, Plain
+from .codec import Pickle, Plain
 from .lmdb_store import LMDBStore
 from .load_balanced import LoadBalancedBatchSampler, LoadBalancedSampler
 from .redis_store import RedisStore
 from .stores import MemoryStore, Store, StoreError, StoreStats
 
 __all__ = [
-    "CacheReport", "CachedDataset", "Codec", "LMDBStore", "LoadBalancedBatchSampler", "LoadBalancedSampler",
+    "CacheReport", "CachedDataset", "LMDBStore", "LoadBalancedBatchSampler", "LoadBalancedSampler",
     "MemoryStore", "Pickle", "Plain", "RedisStore", "Store", "StoreError", "StoreStats",
 ]  # fmt: skip
 

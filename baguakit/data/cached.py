@@ -14,8 +14,8 @@ from typing import Any, TypeVar, cast
 import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from ..arguments import kind_of, text
-from .codec import Codec, Corrupt, Plain
+from ..arguments import instance, kind_of, text
+from .codec import Corrupt, Pickle, Plain
 from .stores import Store, StoreError
 
 T = TypeVar("T")
@@ -85,7 +85,12 @@ class CachedDataset(Dataset[Any]):
     """
 
     def __init__(
-        self, dataset: Any, store: Store, name: str | None = None, version: str | int = 0, codec: Codec | None = None
+        self,
+        dataset: Any,
+        store: Store,
+        name: str | None = None,
+        version: str | int = 0,
+        codec: Plain | Pickle | None = None,
     ) -> None:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
             raise TypeError(f"{type(dataset).__name__} has no samples by index; pass a map-style dataset")
@@ -93,10 +98,8 @@ class CachedDataset(Dataset[Any]):
             raise TypeError(f"store is LMDBStore(path), RedisStore(…) or MemoryStore(), not a {type(store).__name__}")
         self.version: str | int = kind_of(str | int).take("version", version)
         self.name = None if name is None else text("name", name)
-        self.codec: Codec = Plain() if codec is None else codec
-        able = all(callable(getattr(self.codec, method, None)) for method in ("encode", "decode"))
-        if isinstance(codec, type) or not able or not isinstance(getattr(self.codec, "tag", None), str):
-            raise TypeError(f"codec is Plain(), Pickle(), or an object with tag, encode and decode, not {codec!r}")
+        self.codec = Plain() if codec is None else codec
+        instance("codec", self.codec, (Plain, Pickle), "Plain() or Pickle()")
         self.dataset, self.store = dataset, store
         self.namespace = namespace(dataset, name, self.version, self.codec.tag)
         # Loader workers share these counts. Each thread adds to the row of its id, so that hardly any addition is lost.

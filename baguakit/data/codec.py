@@ -15,7 +15,7 @@ import struct
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -30,22 +30,6 @@ CONTAINERS = {kind.__name__: kind for kind in (list, tuple, set, frozenset)}
 
 class Corrupt(ValueError):
     """An error for bytes that are not a complete sample."""
-
-
-class Codec(Protocol):
-    """The interface of a codec, which encodes samples as bytes.
-
-    Attributes:
-        tag: a part of every key, so that a codec never reads samples that another codec has written.
-    """
-
-    tag: str
-
-    def encode(self, sample: Any) -> bytes:
-        """Return the sample as bytes. If a part of it cannot be stored, raise a TypeError that names this part."""
-
-    def decode(self, stored: bytes) -> Any:
-        """Return the sample; raise `Corrupt` if the bytes are damaged."""
 
 
 def _framed(magic: bytes, parts: Sequence[Any]) -> bytes:
@@ -68,7 +52,7 @@ def _unframed(magic: bytes, stored: bytes, read: Callable[[memoryview], Any]) ->
 
 
 @dataclass(frozen=True)
-class Plain(Codec):
+class Plain:
     """A codec that runs no code when it decodes, for dense CPU tensors, numpy arrays and plain Python values.
 
     It stores tensors, arrays (except arrays of objects or with fields), bytes, str, int, float, complex, bool, None,
@@ -76,9 +60,10 @@ class Plain(Codec):
     enums), raise a TypeError. A decoded sample is an equal, contiguous copy.
     """
 
-    tag = "plain1"
+    tag: ClassVar[str] = "plain1"  # a part of every key, so that a codec never reads samples of another one
 
     def encode(self, sample: Any) -> bytes:
+        """Return the sample as bytes. If a part of it cannot be stored, raise a TypeError that names this part."""
         buffers: list[Any] = []
         try:
             tree = _tree(sample, buffers, "the sample")
@@ -88,26 +73,29 @@ class Plain(Codec):
         return _framed(PLAIN, [struct.pack("<Q", len(header)), header, *buffers])
 
     def decode(self, stored: bytes) -> Any:
+        """Return the sample; raise `Corrupt` if the bytes are damaged."""
         return _unframed(PLAIN, stored, _read)
 
 
 @dataclass(frozen=True)
-class Pickle(Codec):
+class Pickle:
     """A codec for samples of any picklable type.
 
     Unpickling can run any code. So use this codec only with a store to which nobody else can write: your own LMDB
     directory, or a Redis server with TLS and a password that nobody else has.
     """
 
-    tag = "pickle1"
+    tag: ClassVar[str] = "pickle1"
 
     def encode(self, sample: Any) -> bytes:
+        """Return the sample as bytes; raise TypeError if it cannot be pickled."""
         try:
             return _framed(PICKLED, [pickle.dumps(sample, protocol=5)])
         except Exception as error:
             raise TypeError(f"the sample cannot be pickled ({type(error).__name__}: {error})") from error
 
     def decode(self, stored: bytes) -> Any:
+        """Return the sample; raise `Corrupt` if the bytes are damaged."""
         return _unframed(PICKLED, stored, pickle.loads)
 
 

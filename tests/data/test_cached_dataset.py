@@ -45,7 +45,7 @@ def test_samples_by_name_and_their_errors():
 
 
 def test_changing_a_sample_changes_nothing():
-    cached = CachedDataset([{"x": torch.zeros(2)}], MemoryStore(), codec=None)
+    cached = CachedDataset([{"x": torch.zeros(2)}], MemoryStore())
     cached[0]
     cached[0]["x"] += 1
     assert cached[0]["x"].tolist() == [0, 0]
@@ -125,8 +125,8 @@ def test_what_cannot_be_cached_is_refused_in_words(tmp_path):
         ({"name": 3}, "name is a string, not 3"),
         ({"version": 1.5}, "version is a string or a whole number, not 1.5"),
         ({"version": True}, "version is a string or a whole number, not True"),
-        ({"codec": "plain"}, r"codec is Plain\(\), Pickle\(\), or an object with tag, encode and decode, not 'plain'"),
-        ({"codec": Pickle}, r"codec is Plain\(\), Pickle\(\), .*, not <class"),
+        ({"codec": "plain"}, r"codec is Plain\(\) or Pickle\(\), not 'plain'"),
+        ({"codec": Pickle}, r"codec is Plain\(\) or Pickle\(\), not <class"),
     ]:
         with pytest.raises((TypeError, ValueError), match=text):
             CachedDataset([1], MemoryStore(), **options)
