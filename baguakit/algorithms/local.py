@@ -176,38 +176,19 @@ class OuterStep(Around):
 
 @overload
 def diloco(
-    every: Every = 500,
-    *,
-    inner: Stage = Mean(),
-    delay: int = 0,
-    fragments: int = 1,
-    mix: float | None = None,
-    lr: float = 0.7,
-    momentum: float = 0.9,
-    nesterov: bool = True,
-    dampening: float = 0.0,
-    weight_decay: float = 0.0,
-) -> Algorithm: ...
+    every: Every = 500, *, inner: Stage = Mean(), delay: int = 0, fragments: int = 1, mix: float | None = None,
+    lr: float = 0.7, momentum: float = 0.9, nesterov: bool = True, dampening: float = 0.0, weight_decay: float = 0.0,
+) -> Algorithm: ...  # fmt: skip
 @overload
 def diloco(
-    every: Every,
-    optimizer: type[torch.optim.Optimizer],
-    inner: Stage = Mean(),
-    delay: int = 0,
-    fragments: int = 1,
-    mix: float | None = None,
-    **options: Any,
-) -> Algorithm: ...
+    every: Every, optimizer: type[torch.optim.Optimizer], inner: Stage = Mean(), delay: int = 0, fragments: int = 1,
+    mix: float | None = None, **options: Any,
+) -> Algorithm: ...  # fmt: skip
 @checked
 def diloco(
-    every: Every = 500,
-    optimizer: type[torch.optim.Optimizer] = torch.optim.SGD,
-    inner: Stage = Mean(),
-    delay: int = 0,
-    fragments: int = 1,
-    mix: float | None = None,
-    **options: Any,
-) -> Algorithm:
+    every: Every = 500, optimizer: type[torch.optim.Optimizer] = torch.optim.SGD, inner: Stage = Mean(),
+    delay: int = 0, fragments: int = 1, mix: float | None = None, **options: Any,
+) -> Algorithm:  # fmt: skip
     """Train alone for `every` steps, then take a step of an outer optimizer with the mean progress as its gradient.
 
     Sends 2 (n − 1)/n times the size of the weights, divided by `every`, per step. Costs memory for the anchor (a copy

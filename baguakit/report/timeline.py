@@ -18,25 +18,78 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from math import nan
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..arguments import checked
 from ..comm import Comm
-from ..flights import STEP, BucketFlight, Logbook, RuleRunner
+from ..flights import BACKWARD, STEP, BucketFlight, Logbook, RuleRunner
 from ..lanes import Moment, reader
-from .drawing import BESIDE, TRAINING, Span, draw
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PINGS = 16  # collectives that compare the clocks
 LATEST = 6  # steps drawn if none are asked for
+# {label: (colour, hatch)}; later bars are drawn on top. The colour-blind can tell these colours apart (Okabe and Ito,
+# 2008). In grey print, the hatches tell rules apart.
+FORWARD, OPTIMIZER, WAITING = "training: forward and all else", "optimizer", "waiting for a flight"
+TRAINS = {FORWARD: ("#dadada", ""), BACKWARD: ("#b0b0b0", ""), OPTIMIZER: ("#303030", ""), WAITING: ("#D55E00", "")}
+RULES = (("#0072B2", ""), ("#E69F00", "////"), ("#009E73", "...."), ("#CC79A7", "\\\\\\\\"), ("#56B4E9", "xxxx"))
+EDGED, READABLE = 0.004, 0.022  # shares of the figure's width: of a bar with a white edge, and of one with a number
+MOST_STEPS, WIDEST = 12, 84  # steps that are numbered, and letters of a line of the legend
+
+TRAINING = "training"
+BESIDE = "beside"  # the lane beside a lane is named after it, with this word at the end
 
 Ping = tuple[float, float]  # the times when a rank entered and left a collective
 Event = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of time on one rank. Times are in seconds from the beginning of the timeline.
+
+    Attributes:
+        rank, thread: the rank, and "training" or a lane: "lane 0", or "lane 0 beside" for the lane beside it.
+        name: a span of training is called "step", "backward" (from its first gradient, if a rule acts on gradients),
+            "SGD.step" (with the optimizer's class) or "wait for …"; a flight, for example, "CompressedMean, bucket 3".
+        start, end: when the span begins and ends. A span of a flight is its work on the lane, or a phase of this work.
+        step: the step; for a flight and the wait for it, the step of its launch; None if the rule is free-running.
+        rule, bucket, round: those of a flight or of a wait for it; None for other spans of training.
+        launched, landed: when training launched a flight, and had its result; for other spans, `start` and `end`.
+    """
+
+    rank: int
+    thread: str
+    name: str
+    start: float
+    end: float
+    step: int | None
+    rule: str | None = None
+    bucket: int | None = None
+    round: int | None = None
+    launched: float = nan
+    landed: float = nan
+
+    def __post_init__(self) -> None:
+        if not self.flies:
+            object.__setattr__(self, "launched", self.start)
+            object.__setattr__(self, "landed", self.end)
+
+    @property
+    def flies(self) -> bool:
+        """Return True for a flight, or a phase of one."""
+        return self.thread != TRAINING
+
+    @property
+    def waits(self) -> bool:
+        """Return True if training waited for a flight in this span."""
+        return self.rule is not None and not self.flies
 
 
 @dataclass(frozen=True, repr=False)
@@ -127,11 +180,57 @@ class Timeline:
             ValueError, TypeError: as in `window`.
         """
         steps = slice(-LATEST, None) if steps is None else steps
-        return draw(self.ranks, self.spans, self.window(steps), self.overlap(steps))
+        window, hidden = self.window(steps), self.overlap(steps)
+        try:
+            from matplotlib.figure import Figure
+        except ModuleNotFoundError as missing:
+            raise ModuleNotFoundError("drawing a timeline needs matplotlib: pip install matplotlib") from missing
+        begin, length = window[0], 1e3 * (window[1] - window[0])  # in s and ms
+        seen = [span for span in self.spans if span.launched < window[1] and span.landed > begin]
+        threads = sorted({(span.rank, span.thread) for span in seen}, key=lambda row: (row[0], _tid(row[1])))
+        rows = {row: i + 0.5 * row[0] for i, row in enumerate(threads)}  # from the top down, with a gap after each rank
+        rules = dict.fromkeys(_label_of(span) for span in self.spans if span.flies)
+        height = 1.8 + 0.28 * max(rows.values()) + 0.2 * max(0, len(rules) - 4)  # inches
+        figure = Figure(figsize=(10, height), layout="constrained")
+        axes = figure.subplots()
+        for label, (colour, hatch) in (TRAINS | dict(zip(rules, itertools.cycle(RULES), strict=False))).items():
+            if not (alike := [span for span in seen if _label_of(span) == label]):
+                continue
+            y = [rows[span.rank, span.thread] for span in alike]
+            times = ([1e3 * (at - begin) for at in (s.start, s.end, s.launched, s.landed)] for s in alike)
+            since, until, launched, landed = zip(*times, strict=True)
+            widths = [b - a for a, b in zip(since, until, strict=True)]
+            look: Any = {"facecolor": colour, "hatch": hatch, "edgecolor": "white", "label": label, "zorder": 2}
+            bars = axes.barh(y, widths, 0.8, since, linewidth=[0.8 * (w > EDGED * length) for w in widths], **look)
+            if alike[0].flies:
+                axes.hlines(y, launched, landed, colors=colour, linewidth=1, zorder=1)
+                numbers = [str(s.bucket) * (w > READABLE * length) for s, w in zip(alike, widths, strict=True)]
+                text: Any = {"color": "white" if colour == RULES[0][0] else "black", "fontsize": 7, "zorder": 3}
+                text["bbox"] = {"facecolor": colour, "edgecolor": "none", "pad": 0.8}
+                axes.bar_label(bars, numbers, label_type="center", **text)
+        axes.set_yticks([*rows.values()], [f"rank {r}  {on}" if on == TRAINING else on for r, on in rows])
+        axes.set(xlim=(0, length), ylim=(max(rows.values()) + 0.5, -0.5), xlabel="ms")
+        shown = [span for span in seen if span.rank == 0 and span.name == STEP and span.start >= begin]
+        shown = shown[:: 1 + len(shown) // MOST_STEPS]
+        above = axes.secondary_xaxis("top")
+        above.set_xticks([1e3 * (s.start - begin) for s in shown], [f"step {s.step}" for s in shown], ha="left")
+        above.spines[:].set_visible(False)
+        axes.spines[["top", "left", "right"]].set_visible(False)
+        figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
+        share = "" if hidden != hidden else f"; {100 * hidden:.0f} % of communication hidden"
+        figure.suptitle(f"{self.ranks} ranks{share}", fontsize=10)
+        return figure
 
     def __repr__(self) -> str:
         steps = f"steps {self.steps[0]} to {self.steps[-1]}" if self.steps else "no step"
         return f"<Timeline: {self.ranks} ranks, {steps}, {len(self.flights)} flights, clocks within {self.error:.2g} s>"
+
+
+def _label_of(span: Span) -> str:
+    """Return the text that explains the colour of a span in the legend."""
+    if span.rule is None:
+        return {STEP: FORWARD, BACKWARD: BACKWARD}.get(span.name, OPTIMIZER)
+    return WAITING if span.waits else fill(span.rule, WIDEST)
 
 
 def _covered(spans: Iterable[Span], window: tuple[float, float]) -> float:

@@ -13,8 +13,7 @@ from timelines import STEPS, every_rule, of, timed
 from training import loss, net_and_sgd, run_steps
 
 import baguakit as bk
-from baguakit.report.drawing import Span
-from baguakit.report.timeline import Timeline, ahead
+from baguakit.report.timeline import Span, Timeline, ahead
 
 
 @every_rule
