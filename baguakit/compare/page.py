@@ -1,16 +1,12 @@
 """The table and the picture of a comparison."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ..pictures import PALE, blank, set_frame, style_of
 from .compose import Row
 from .contenders import DDP
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 HEADER = (
     "| | lr | ms a step | MB a step | s to {0:.3f} | to {1:.3f} | to {2:.3f} "
@@ -52,23 +48,18 @@ def draw(found: Sequence[Row], goal: float, title: str, label: str, paths: Seque
         ModuleNotFoundError: matplotlib is not installed.
     """
     figure = blank(9, 4.5)
-    left, right = figure.subplots(1, 2, sharey=True)
-    panel(left, {row.contender.name: [(step * row.step, loss) for step, loss in row.curve()] for row in found})
-    panel(right, {row.contender.name: [(step * row.sent / 1e6, loss) for step, loss in row.curve()] for row in found})
-    for axes, words in ((left, "seconds"), (right, "MB sent by a rank")):
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, words, part in zip(panels, ("seconds", "MB sent by a rank"), ("step", "sent"), strict=True):
+        for row in found:
+            each = getattr(row, part) / (1e6 if part == "sent" else 1)
+            steps, losses = zip(*row.curve(), strict=True)
+            style = style_of(row.contender.name)
+            axes.plot([each * step for step in steps], losses, label=row.contender.name, linewidth=1.4, **style)
         axes.axhline(goal, color=PALE, linewidth=0.7, linestyle=":")
-        axes.set_xlabel(words)
-    left.set_ylabel(label)
+        axes.set(xlabel=words, xscale="log")
+        axes.xaxis.set_major_formatter("{x:g}")
+        set_frame(axes, "lower center" if axes is panels[0] else "", ncols=4)
+    panels[0].set_ylabel(label)
     figure.suptitle(title, fontsize=10)
-    set_frame(right)
-    set_frame(left, "lower center", ncols=4)
     for path in paths:
         figure.savefig(path, dpi=150)
-
-
-def panel(axes: "Axes", curves: Mapping[str, Sequence[tuple[float, float]]]) -> None:
-    """Draw curves by name over a logarithmic axis, each in the colour of its algorithm."""
-    for name, points in curves.items():
-        axes.plot(*zip(*points, strict=True), label=name, linewidth=1.4, **style_of(name))
-    axes.set_xscale("log")
-    axes.xaxis.set_major_formatter("{x:g}")
