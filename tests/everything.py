@@ -23,7 +23,7 @@ from baguakit.testing.training import delayed as delayed
 from baguakit.testing.training import exact as exact
 from baguakit.testing.training import joins as joins
 from baguakit.testing.training import on_weights as on_weights
-from baguakit.testing.training import runs_free as runs_free
+from baguakit.testing.training import repeats
 from baguakit.testing.training import scaler as scaler
 
 # The first entry of an algorithm is its usual form. All work on 2 ranks or more.
@@ -159,6 +159,11 @@ def stages(algorithm: Algorithm) -> list[Stage]:
     for stage in found:  # which grows
         found += stage.nested().values()
     return found
+
+
+def runs_free(algorithm: Algorithm) -> bool:
+    """Return whether a rule is free-running."""
+    return not repeats(algorithm)
 
 
 def windows(algorithm: Algorithm) -> frozenset[str]:

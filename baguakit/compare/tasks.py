@@ -52,14 +52,6 @@ class Task:
             raise TypeError(f"{self.place} returns a tuple (model, loss, validate), not {type(found).__name__}")
         return Training(*found)
 
-    def rate(self, lr: float, step: int, steps: int) -> float:
-        """Return the learning rate of a step, which is 1 or more."""
-        return lr * min(1.0, step / self.warmup)
-
-    def validates(self, step: int, steps: int) -> bool:
-        """Return whether the ranks validate after a step."""
-        return step % self.every == 0 or step == steps
-
     def facts(self) -> dict[str, Any]:
         """Return what a result depends on, for JSON."""
         data = {"text": language.text(language.CONTEXT)[2]} if self.place == GPT else {"source": source_of(self.place)}

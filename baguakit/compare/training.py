@@ -23,7 +23,7 @@ WARM_UP = 4  # steps in which connections are made and kernels compiled
 
 @contextlib.contextmanager
 def stepping(
-    chosen: Contender, task: Task, seed: int, lr: float, steps: int, comm: Comm
+    chosen: Contender, task: Task, seed: int, lr: float, comm: Comm
 ) -> Iterator[tuple[Callable[[int], None], Training, Attachment | None]]:
     """Yield a function that trains for a step, which takes its number, 1 or more; the training; and any attachment."""
     training = task.begin(seed, comm.rank, comm.size)
@@ -31,7 +31,7 @@ def stepping(
 
     def step(number: int) -> None:
         for group in (group for optimizer in optimizers for group in optimizer.param_groups):
-            group["lr"] = task.rate(lr, number, steps)
+            group["lr"] = lr * min(1.0, number / task.warmup)
         training.model.zero_grad()
         training.loss(model, number).backward()
         for optimizer in optimizers:
@@ -53,13 +53,13 @@ def train(chosen: Contender, task: Task, seed: int, lr: float, steps: int, comm:
     """
     losses = list[tuple[int, float]]()
     spent, began = 0.0, time.perf_counter()
-    with stepping(chosen, task, seed, lr, steps, comm) as (step, training, attachment):
+    with stepping(chosen, task, seed, lr, comm) as (step, training, attachment):
         comm.gather_objects(None)  # all ranks begin now
         for number in range(1, steps + 1):
             before = time.perf_counter()
             step(number)
             spent += time.perf_counter() - before
-            if task.validates(number, steps):
+            if number % task.every == 0 or number == steps:
                 scores = validated(training, comm)
                 if not math.isfinite(loss := next(iter(scores.values()))):
                     return {"losses": losses, "diverged": number, "seconds": time.perf_counter() - began}
@@ -81,7 +81,7 @@ def time_steps(chosen: Contender, task: Task, lr: float, steps: int, rate: float
     The steps before are not timed: a period of the exchange, or `WARM_UP`. Bytes are those that TCP has delivered.
     """
     first = 1 + max(WARM_UP, chosen.period)
-    with pacing.Pacer(rate), stepping(chosen, task, 1, lr, steps, comm) as (step, _, _):
+    with pacing.Pacer(rate), stepping(chosen, task, 1, lr, comm) as (step, _, _):
         for number in range(1, first):
             step(number)
         comm.gather_objects(None)

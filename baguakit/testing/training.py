@@ -53,14 +53,9 @@ def averages_gradients(algorithm: Algorithm) -> bool:
     return all(rule.what == "grad" and rule.stage.same_on_all_ranks for rule in algorithm.rules)
 
 
-def runs_free(algorithm: Algorithm) -> bool:
-    """Return whether a rule is free-running: ranks make steps of their own, and no two runs are the same."""
-    return any(rule.window == "free_running" for rule in algorithm.rules)
-
-
 def repeats(algorithm: Algorithm) -> bool:
-    """Return whether two runs are the same."""
-    return not runs_free(algorithm)
+    """Return whether two runs are the same: no rule is free-running, with which ranks make steps of their own."""
+    return all(rule.window != "free_running" for rule in algorithm.rules)
 
 
 def on_weights(algorithm: Algorithm) -> bool:

@@ -120,7 +120,7 @@ def measure(asked: Cell) -> dict[str, Any]:
     losses: list[tuple[int, float, float]] = []
     whole = "lr" in asked  # a training from beginning to end
 
-    with stepping(chosen, TASK, 1, lr, MADE.longest, comm) as (take, training, _):
+    with stepping(chosen, TASK, 1, lr, comm) as (take, training, _):
         first = 1 + (0 if whole else WARM_UP if chosen.period == 1 else chosen.period)
         for step in range(1, first):
             take(step)
