@@ -14,12 +14,12 @@ import functools
 import pytest
 import torch
 
-from baguakit.command.speed import CHECKED, drawn, operations
 from baguakit.compressors import Float8, MinMaxUInt8, Sign, UInt4
 from baguakit.compressors.formats import Blockwise
 from baguakit.kernels.blockwise import definition as blockwise
 from baguakit.kernels.blockwise.format import Format, join_
 from bench.measuring import DEVICE, GPU, as_defined, measure
+from bench.speed import CHECKED, drawn, operations
 
 N = (64 if GPU else 16) << 20
 FORMATS = (MinMaxUInt8(), UInt4(), Float8(), Sign())

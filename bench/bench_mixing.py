@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from baguakit.command.speed import CHECKED, Operation, Work, drawn, operations
 from baguakit.kernels import mixing
 from bench.measuring import DEVICE, GPU, as_defined, measure
+from bench.speed import CHECKED, Operation, Work, drawn, operations
 
 N = (64 if GPU else 16) << 20
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch's own, while it compiles

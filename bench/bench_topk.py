@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from baguakit.command.speed import CHECKED, RATIO, drawn, operations
 from baguakit.compressors import TopK
 from bench.measuring import DEVICE, GPU, Work, measure
+from bench.speed import CHECKED, RATIO, drawn, operations
 
 N = (64 if GPU else 16) << 20
 KEEP = {each.name: each for each in operations() if each.family == "top-k"}

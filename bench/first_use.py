@@ -17,7 +17,7 @@ USES = {
 CODE = """
 import resource, time, torch
 from baguakit import compressors
-from baguakit.command.speed import operations
+from bench.speed import operations
 from baguakit.compressors import Float8, MinMaxUInt8, Sign, UInt2, UInt4, Uniform
 FORMATS, listed, x = (Float8, MinMaxUInt8, Sign, UInt2, UInt4, Uniform), [*operations()], torch.randn(1, 1024)
 torch.randn(1) @ torch.randn(1)

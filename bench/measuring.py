@@ -11,8 +11,9 @@ from unittest import mock
 
 import torch
 
-from baguakit.command.speed import reading
 from baguakit.kernels import operators
+
+from .speed import reading
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"

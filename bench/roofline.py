@@ -23,11 +23,10 @@ from typing import Any
 
 import torch
 
-from baguakit.command.speed import drawn, operations
-
 from .measuring import DEVICE, GPU, clock_of, copy_of, machine, seconds
 from .pages import draw, write_page
 from .predicted import table
+from .speed import drawn, operations
 
 RESULTS = Path(__file__).parent / "results"
 SMALLEST, STEP = 10, 2  # exponents of two

@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "command.md"
 FENCED = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # The page shows long outputs from this line on, and of their tables the rows that begin with one of these words.
-BEGIN = {"baguakit doctor --bench": "Each operation"}
-ROWS = {"baguakit doctor --bench": ("MinMaxUInt8()", "UInt4()", "mixing", "top-k", "optimizer")}
+BEGIN = {"python -m bench.speed": "Each operation"}
+ROWS = {"python -m bench.speed": ("MinMaxUInt8()", "UInt4()", "mixing", "top-k", "optimizer")}
 
 
 @dataclass(frozen=True)

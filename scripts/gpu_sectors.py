@@ -1,4 +1,4 @@
-"""Count the sectors and bytes that each operation of `baguakit.command.speed` moves, by Nsight Compute (`ncu`).
+"""Count the sectors and bytes that each operation of `bench.speed` moves, by Nsight Compute (`ncu`).
 
     python scripts/gpu_sectors.py NAMES
 
@@ -75,7 +75,7 @@ def main(words: Sequence[str]) -> None:
     """Run every operation once, and write their names."""
     import torch
 
-    from baguakit.command.speed import operations
+    from bench.speed import operations
 
     names: list[Any] = []
     for operation in operations():

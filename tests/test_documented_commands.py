@@ -94,7 +94,7 @@ RULES: list[tuple[str, Runs | Accepted | Looked]] = [
     (r"python -m bench\.step_profile", Runs("--cpu --megabytes=1 --out=out")),
     (r"python -m baguakit\.net build", Runs("--out=out")),
     (r"(baguakit|python -m baguakit) doctor", Runs()),
-    (r"(baguakit|python -m baguakit) doctor --bench", Runs()),
+    (r"python -m bench\.speed", Runs()),
     (r"(baguakit|python -m baguakit)( .*)?", Accepted("tests/command runs it")),
     (r"pytest --benchmark bench/bench_data\.py.*", Runs("-k=sampler[10000]")),
     (r"pytest --benchmark bench/bench_optim\.py.*", Runs("-k=bench_fuse")),

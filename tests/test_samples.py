@@ -11,7 +11,8 @@ import samples
 
 # Fewer steps print the same lines, with other numbers in them.
 FEWER = {"demo": ("--steps=6",), "probe": ("--seconds=0.02",), "plan": ("--seconds=0.02",)}
-EVERY = [each for each in samples.samples(samples.PAGE.read_text()) if {"doctor", *FEWER} & {*each.command.split()}]
+SHOWN = {"doctor", "bench.speed", *FEWER}
+EVERY = [each for each in samples.samples(samples.PAGE.read_text()) if SHOWN & {*each.command.split()}]
 
 
 def said(command, text):
@@ -24,9 +25,9 @@ def said(command, text):
 
 
 def test_the_page_has_samples():
-    assert [re.findall(r"\b(?:doctor|demo|probe|plan)\b", each.command) for each in EVERY] == [
+    assert [re.findall(r"\b(?:doctor|speed|demo|probe|plan)\b", each.command) for each in EVERY] == [
         ["doctor"],
-        ["doctor"],
+        ["speed"],
         ["demo"],
         ["demo"],
         ["probe"],
@@ -48,4 +49,4 @@ def test_a_table_is_cut_to_the_rows_of_the_page():
         "before\n\nEach operation\n\nname\n---\nFloat8()  1\nUInt4()  2\nSign()  3\nTernary()  4\nmixing  5\n\ncopies\n"
     )
     shown = "Each operation\n\nname\n---\n…\nUInt4()  2\n…\nmixing  5\n\ncopies\n"
-    assert samples.cut("baguakit doctor --bench", text) == shown and samples.cut("baguakit demo", text) == text
+    assert samples.cut("python -m bench.speed", text) == shown and samples.cut("baguakit demo", text) == text

@@ -1,6 +1,6 @@
 """The command `baguakit`, which is also `python -m baguakit`.
 
-    baguakit doctor                 # what will run on this machine, and how to fix the rest; `--bench` measures kernels
+    baguakit doctor                 # what will run on this machine, and how to fix the rest
     baguakit demo --rate 100mbit    # ranks of this machine train as over a slow network
     baguakit compare mine:rule      # seconds and bytes to DDP's loss, of your algorithm and others
     baguakit net build              # the NCCL plugin
@@ -8,8 +8,8 @@
     torchrun --standalone --nproc_per_node=4 -m baguakit probe                    # the network between the ranks
     torchrun --standalone --nproc_per_node=4 -m baguakit plan train:make_model    # the step time of each algorithm
 
-Files: `tuning` has `probe` and `plan`, `speed` measures kernels, `ranks` starts ranks or joins the ranks of torchrun,
-and `screen` prints tables. `import baguakit` does not import them.
+Files: `tuning` has `probe` and `plan`, `ranks` starts ranks or joins the ranks of torchrun, and `screen` prints tables.
+`import baguakit` does not import them.
 """
 
 import argparse

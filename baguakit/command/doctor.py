@@ -21,7 +21,6 @@ from ..comm import Comm
 from ..kernels import cpu
 from ..primitives import mean_
 from ..ranks import Ranks
-from . import speed
 from .screen import Table, say
 
 LOOPBACKS = {"lo", "lo0"}
@@ -32,7 +31,7 @@ Tell what of baguakit will run on this machine, what will not, and the pip or
 apt command that mends it. It looks at Python, torch, NumPy, Triton, GPUs, NCCL,
 the C compiler and network interfaces, compiles all kernels for the CPU, and
 lets two processes average a tensor over loopback. The exit status is 1 if the
-core cannot work, or a kernel differs from its definition.
+core cannot work.
 """
 
 
@@ -54,12 +53,11 @@ class Finding:
 def fill(parser: argparse.ArgumentParser) -> None:
     """Add the description of `doctor` to its parser."""
     parser.description, parser.formatter_class = DESCRIPTION, argparse.RawDescriptionHelpFormatter
-    parser.add_argument("--bench", action="store_true", help="also measure every kernel, in about a minute")
     parser.set_defaults(run=run)
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print every finding, then speeds if asked; return 1 if the core cannot work or a kernel is wrong, else 0."""
+    """Print every finding; return 1 if the core cannot work, else 0."""
     found, table = [], Table({"what": "<13", "": "<7", "found, and what to do": "<56"})
     for finding in (each for check in CHECKS for each in check()):
         found.append(finding)
@@ -71,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
     for finding in found:
         if finding.loses:
             say(f"{finding.loses}.")
-    return int(broken or (options.bench and not speed.bench()))
+    return int(broken)
 
 
 def versions() -> Iterator[Finding]:

@@ -1,6 +1,6 @@
 """Every operation that has a kernel, on tensors on the CPU: by its kernels, by its definition, and its bytes.
 
-`baguakit.command.speed` holds the same operations for a device that is there.
+`bench.speed` holds the same operations for a device that is there.
 """
 
 import itertools

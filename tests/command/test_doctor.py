@@ -1,6 +1,5 @@
 """The doctor: it finds what is there, and says in words what is not and which command mends it."""
 
-import dataclasses
 import shutil
 import socket
 from importlib import metadata
@@ -8,7 +7,7 @@ from importlib import metadata
 import pytest
 import torch
 
-from baguakit.command import doctor, main, speed
+from baguakit.command import doctor, main
 from baguakit.command.doctor import BROKEN, GOOD, LACKS
 from baguakit.kernels import cpu
 
@@ -104,35 +103,3 @@ def test_ranks_that_cannot_train_break_the_core(monkeypatch, error):
     monkeypatch.setattr(doctor, "Ranks", fails)
     found = only(doctor.two_ranks())
     assert found.kind is BROKEN and found.found == f"cannot train together: {str(error).splitlines()[-1]}"
-
-
-def few(monkeypatch):
-    """The doctor measures a moment, without its checks of the machine."""
-    monkeypatch.setattr(doctor, "CHECKS", ())
-    monkeypatch.setattr(speed, "TIMED", dict.fromkeys(speed.TIMED, 1 << 12))
-    monkeypatch.setattr(speed, "CHECKED", 1000)
-    monkeypatch.setattr(speed, "SECONDS", 0.0)
-
-
-def test_bench_measures_every_operation(capsys, monkeypatch):
-    few(monkeypatch)
-    assert main(["doctor", "--bench"]) == 0
-    said = capsys.readouterr().out
-    for each in speed.operations():
-        assert f"\n{each.family}, {each.name} " in said
-    assert "wrong" not in said and max(map(len, said.splitlines())) <= 80
-
-
-def test_a_kernel_that_differs_from_its_definition_is_said_and_has_no_speed(capsys, monkeypatch):
-    few(monkeypatch)
-    right, *_ = speed.operations()
-    made = []  # of each call another result
-    wrong = dataclasses.replace(
-        right, name="odd", ready=lambda n, device: lambda: [torch.tensor(made.append(0) or len(made))]
-    )
-    monkeypatch.setattr(speed, "operations", lambda: [right, wrong])
-    assert main(["doctor", "--bench"]) == 1
-    said = capsys.readouterr().out
-    (row,) = (line for line in said.splitlines() if "odd" in line)
-    assert row.endswith(" wrong") and said.count(" wrong\n") == 1
-    assert "A result that is wrong differs from its definition" in said
