@@ -81,19 +81,6 @@ class Plan(Declared):
     left_out: Mapping[str, str] = field(default_factory=dict)
     calls: Mapping[Algorithm, str] = field(default_factory=dict)
 
-    @property
-    def why(self) -> str:
-        """Return a sentence that compares the picked row with the fastest rows of two other algorithms."""
-        best = self.best
-        text = (
-            f"{self._short(best)} in {best.buckets} bucket{'s' * (best.buckets != 1)} over {best.flows} "
-            f"flow{'s' * (best.flows != 1)}: {best.seconds * 1e3:.1f} ms a step, {best.exposed * 1e3:.1f} ms of it "
-            f"beyond the {self.compute.seconds * 1e3:.1f} ms of computing"
-        )
-        for other in [row for row in self.fastest() if row is not best][:2]:
-            text += f"; {self._short(other)} would take {other.seconds / best.seconds:.2f} times as long"
-        return text
-
     def fastest(self) -> list[Prediction]:
         """Return one row per algorithm: the picked row, and the fastest row of each other algorithm."""
         first = {row.algorithm: row for row in reversed(self.rows)} | {self.best.algorithm: self.best}
@@ -121,7 +108,9 @@ class Plan(Declared):
         lines += [f"{name} cannot work here: {reason}" for name, reason in self.left_out.items()]
         flows = f", comm=bk.Comm(flows={best.flows})" * (best.flows > 1)
         call = f"    bk.attach(model, optimizer, {self._call(best)}{flows},"
-        return "\n".join([*lines, LEGEND, f"→ {self.why}.\n", call, f"              bucket_bytes={best.bucket_bytes})"])
+        beyond = f"{best.exposed * 1e3:.1f} ms a step beyond the {self.compute.seconds * 1e3:.1f} ms of computing"
+        pick = f"→ {self._short(best)} in {best.buckets} bucket{'s' * (best.buckets != 1)}: {beyond}.\n"
+        return "\n".join([*lines, LEGEND, pick, call, f"              bucket_bytes={best.bucket_bytes})"])
 
     __repr__ = __str__
 

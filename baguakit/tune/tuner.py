@@ -95,11 +95,6 @@ class Tuner:
         """Return the best trial so far; None before the first trial has ended."""
         return best_of(self.trials) if self.trials else None
 
-    def stop(self) -> None:
-        """End the search and keep the current buckets. Every rank calls it at the same step. Nothing is sent."""
-        if not self.over:
-            self._end("stopped")
-
     def __str__(self) -> str:
         best = self.best
         return "\n".join(f"{'→' if trial is best else ' '} {trial}" for trial in self.trials) or "nothing tried yet"
