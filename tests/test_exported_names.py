@@ -16,7 +16,7 @@ import baguakit as bk
 PROMISED = {
     "attach": "(model, optimizer, *algorithms, comm=None, bucket_bytes=None, broadcast=True, scaler=None, "
     "timeout=None)",
-    "Comm": "(group=None, mesh=None, flows=1, between=None)",
+    "Comm": "(group=None, mesh=None, flows=1, between=None, kernels=False)",
     "Bucket": "(params, multiple_of=1)",
 }
 

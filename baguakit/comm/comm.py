@@ -18,11 +18,12 @@ from ..arguments import checked, instance, integer, tensor, truth
 from . import sending
 from .groups import HOSTS, Membership, check_mesh, facts_of, flat_group, gloo_between, inner_of, node_groups
 from .own import Flows, flows_of, longer, own_groups, shut_all
-from .sending import FLAT, INTER, INTRA, AnyDevice, Rider, Sent, SentFormat, from_host
+from .sending import FLAT, INTER, INTRA, Inner, Rider, Sent, SentFormat, from_host
+from .symmetric import NodeMemory, node_of
 
 
 @dataclass(frozen=True, eq=False)
-class Comm(AnyDevice):
+class Comm(Inner):
     """A group of ranks, the nodes that the group spans, and the round and step at which the group is used.
 
     Args:
@@ -36,6 +37,12 @@ class Comm(AnyDevice):
         flows: the number of connections to each peer, for networks that limit the bandwidth of one connection. Messages
             of 256 KiB or more on the CPU are divided among these connections; with a mesh, only messages between nodes.
             More than one flow makes new groups: then all members must construct this `Comm` together.
+        kernels: average CUDA tensors within a node in one kernel, through memory that all its ranks can reach: exact
+            means of fp32, bf16 and fp16, and compressed ones that do not round at random, with the same results. That
+            is for a group on one node or, with a mesh, for `intra`. The first mean, of all ranks, makes the memory, of
+            256 MiB a rank at most; NCCL sends what needs more. Where a rank cannot reach the memory of the others, a
+            warning names it, and NCCL sends everything. Tests execute the kernel on CPUs, instruction by instruction;
+            no GPU has run it yet, so the default is False.
 
     Attributes:
         rank, size: the rank of this process in the group, and the number of ranks.
@@ -43,13 +50,14 @@ class Comm(AnyDevice):
     Raises:
         RuntimeError: torch.distributed is not initialised.
         ValueError: the mesh has other dimensions, or other ranks than the group; hosts have different numbers of
-            ranks; `flows` is not 1 to 64; `between` is not "gloo", or there is no mesh.
+            ranks; `flows` is not 1 to 64; `between` is not "gloo", or there is no mesh; `kernels` is True without NCCL.
     """
 
     group: Any = None
     mesh: DeviceMesh | Literal["hosts"] | None = None
     flows: int = 1
     between: Literal["gloo"] | None = None
+    kernels: bool = False
     membership: ClassVar[Membership] = Membership()
     rank: int = field(default=0, init=False)
     size: int = field(default=1, init=False)
@@ -64,6 +72,7 @@ class Comm(AnyDevice):
     _formats: list[SentFormat] | None = None  # of one flight, likewise
     _part: str = FLAT
     _rider: Rider | None = None  # flags that the first all-gather carries
+    _node: NodeMemory | None = None  # for means in one kernel
 
     def __post_init__(self) -> None:
         if self.group is None and not dist.is_initialized():
@@ -87,6 +96,8 @@ class Comm(AnyDevice):
         if self.flows > 1 and not self._flows and self.size > 1:
             name, store = self.broadcast_object(uuid.uuid4().hex), self.group.get_group_store()
             vars(self).update(_flows=flows_of(self.group, self._parts, self.flows, name, default_pg_timeout, store))
+        if truth("kernels", self.kernels) and self._node is None and self.size > 1:
+            vars(self).update(_node=node_of(self))
 
     def __repr__(self) -> str:
         return f"<Comm: {', '.join(facts_of(self))}>"
@@ -159,12 +170,6 @@ class Comm(AnyDevice):
     def inter(self) -> "Comm":
         """The `Comm` of the ranks, one per node, that have the same number within their node as this rank."""
         return replace(self, group=self._nodes()[1], mesh=None, _parts=None, _part=INTER)
-
-    def _nodes(self) -> tuple[Any, Any]:
-        if self._parts is None:
-            made = 'Comm(mesh="hosts"), or with a DeviceMesh of the dimensions ("inter", "intra")'
-            raise ValueError(f"this Comm has no mesh; construct it with {made}; stages name both in `needs_groups`")
-        return self._parts
 
     @property
     def hierarchical(self) -> bool:
@@ -279,10 +284,6 @@ class Comm(AnyDevice):
         self.met()
         return self.agree_on_shares()
 
-    def _count(self, nbytes: float) -> None:
-        if self._sent is not None:
-            self._sent[self._part] = self._sent.get(self._part, 0) + nbytes
-
     def agree_on_shares(self) -> Flows | None:
         """Return the flows, if any. All ranks call this before a collective; each 16th call sets new shares."""
         if (flows := self._flows.get(self._part)) is not None:
@@ -315,13 +316,6 @@ class Comm(AnyDevice):
         if (flows := self._flows.get(self._part)) is not None:
             return flows.begin(x.view(-1), lambda s, group: group.send([x.view(-1)[s]], peer, tag))
         return self.group.send([x], peer, tag)
-
-    def _tag(self, x: Tensor, peer: int, tag: int) -> int:
-        typed = isinstance(x, Tensor) and type(tag) is int and type(peer) is int
-        if not typed or peer == self.rank or not 0 <= peer < self.size:
-            x, tag = tensor("x", x), integer("tag", tag)
-            sending.check_peer(peer, self.group)
-        return (tag + self._call + sending.LENGTHS * x.nbytes) % sending.TAGS
 
     @checked
     def exchange(self, x: Tensor, sources: Iterable[int], targets: Iterable[int]) -> dict[int, Tensor]:
@@ -379,17 +373,21 @@ class Comm(AnyDevice):
         count = integer("flows", self.flows if flows is None else flows, 1, 64)
         group, nodes, made = own_groups(self, count, parts, name, longer(timeout), device, store)
         kept = {"group": group, "_parts": nodes, "flows": count if made else 1, "_flows": made}
-        new = replace(self, mesh=None, between=None, **kept)
+        new = replace(self, mesh=None, between=None, kernels=False, _node=None, **kept)
         for each in new.groups() if FLAT in parts else new.groups()[1:]:
             sending.warm(each, device)
-        return new
+        if self._node is None or self._node.part not in parts:
+            return new
+        return new._with(_node=self._node.another(group if nodes is None else nodes[0], device))
 
     def groups(self) -> list[Any]:
         """Return the process groups: flat, then intra and inter if there is a mesh, then the groups of flows."""
         return [self.group, *(self._parts or ()), *(g for flows in self._flows.values() for g in flows.groups[1:])]
 
     def close(self) -> None:
-        """Shut down the groups of this `Comm`, which `own` made."""
+        """Shut down the groups of this `Comm`, which `own` made, and release its memory."""
+        if self._node is not None:
+            self._node.close()
         for flows in self._flows.values():
             flows.close()
         shut_all(self.groups())

@@ -353,6 +353,8 @@ def facts_of(comm: Any) -> list[str]:
         said.append(f"{nodes} node{'s' * (nodes != 1)} of {each}")
     if comm.between is not None and comm._part == FLAT:
         said.append(f"{comm.between} between nodes")
+    if comm.kernels:
+        said.append("means in one kernel")
     if comm.flows > 1:
         said.append(f"{comm.flows} flows")
     return said + [f"{name} {at}" for name, at in (("round", comm._round), ("step", comm._step)) if at is not None]

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..arguments import describe, integer
+from ..arguments import describe, integer, tensor
 from ..kernels.operators import has_kernels
 from ..lanes.base import finish, streams_of
 
@@ -249,11 +249,16 @@ def from_host(collective: F) -> F:
     return cast(F, staged)
 
 
-class AnyDevice:
-    """A `Comm`, as far as it knows devices."""
+class Inner:
+    """The methods of a `Comm` that only this package calls."""
 
     group: Any
+    rank: int
+    size: int
     _parts: tuple[Any, Any] | None
+    _part: str
+    _sent: Sent | None
+    _call: int
 
     def _stages(self, x: Tensor) -> bool:
         """Return whether `x` is sent from the memory of the host, and is not there."""
@@ -278,6 +283,23 @@ class AnyDevice:
         if x not in _mirrors:
             _mirrors[x] = host_like(x)
         return to_host(x, _mirrors[x])
+
+    def _nodes(self) -> tuple[Any, Any]:
+        if self._parts is None:
+            made = 'Comm(mesh="hosts"), or with a DeviceMesh of the dimensions ("inter", "intra")'
+            raise ValueError(f"this Comm has no mesh; construct it with {made}; stages name both in `needs_groups`")
+        return self._parts
+
+    def _tag(self, x: Tensor, peer: int, tag: int) -> int:
+        typed = isinstance(x, Tensor) and type(tag) is int and type(peer) is int
+        if not typed or peer == self.rank or not 0 <= peer < self.size:
+            x, tag = tensor("x", x), integer("tag", tag)
+            check_peer(peer, self.group)
+        return (tag + self._call + LENGTHS * x.nbytes) % TAGS
+
+    def _count(self, nbytes: float) -> None:
+        if self._sent is not None:
+            self._sent[self._part] = self._sent.get(self._part, 0) + nbytes
 
 
 class Staged:

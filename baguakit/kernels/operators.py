@@ -162,10 +162,34 @@ def reduce(
     return sent
 
 
+@partial(
+    Operator, mutates={"x", "residual", "counters"},
+    fake=lambda x, residual, addresses, counters, *_: x.new_empty(len(counters), dtype=torch.bool),
+)  # fmt: skip
+def mean_in_one_kernel_(
+    x: Tensor, residual: Tensor | None, addresses: Tensor, counters: Tensor, control: Tensor, rank: int,
+    half_bytes: int, limit: int, format: str, block: int, sent: torch.dtype | None, one_hop: bool,
+) -> Tensor:  # fmt: skip
+    # Without a format, values are sent in the dtype `sent` or, for the exact mean, in that of x. The other arguments
+    # are those of `exchange.tiles_gpu.Memory`.
+    _check_apart(x, "values", residual, "residual")
+    increment_version([each for each in (x, residual) if each is not None])
+    home = imported(".exchange.mean_gpu", __package__)
+    memory = home.Memory(rank, len(addresses), addresses, counters, control, half_bytes, limit)
+    plain = home.Wire(None, dtype=sent or x.dtype, exact=sent is None)
+    wire = home.Wire(FORMATS[format], block) if format else plain
+    ok: Tensor = home.mean_(memory, wire, x, residual, one_hop)
+    return ok
+
+
 def _blockwise(format: str, block: int, read: Tensor, name: str, written: Tensor | None, its_name: str) -> Any:
     """Return the module for the device of `read`; raise a ValueError if `read` and `written` share memory."""
+    _check_apart(read, name, written, its_name)
+    return home_of(read, "blockwise", written, in_c=compiled.serves(FORMATS[format], block))
+
+
+def _check_apart(read: Tensor, name: str, written: Tensor | None, its_name: str) -> None:
     if written is not None:
         a, b = written.data_ptr(), read.data_ptr()
         if written.numel() and read.numel() and a < b + read.nbytes and b < a + written.nbytes:
             raise ValueError(f"{its_name} and the {name} share memory; give {its_name} memory of its own")
-    return home_of(read, "blockwise", written, in_c=compiled.serves(FORMATS[format], block))

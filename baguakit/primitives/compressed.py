@@ -15,6 +15,7 @@ from ..compressors.base import check_dense
 from ..compressors.formats import Blockwise
 from ..kernels import operators
 from ..lanes import Phases, whole
+from .one_kernel import SAID, mean_in_one_kernel_
 from .transports import bytes_for, gathered, scattered, shared
 
 P = ParamSpec("P")
@@ -86,7 +87,8 @@ def row_pieces(length: int, rows: int, by_nccl: bool) -> tuple[slice, ...]:
 def mean_(x: Tensor, comm: Comm) -> Tensor:
     """Average `x` over all ranks:  x ← (1/n) Σ_r x_r.
 
-    Multiplies `x` by 1/n, then calls torch's all-reduce in the dtype of `x`, as `DistributedDataParallel` does.
+    Multiplies `x` by 1/n, then calls torch's all-reduce in the dtype of `x`, as `DistributedDataParallel` does. In one
+    kernel (`Comm(kernels=True)`) the products are added in fp32, in the order of the ranks.
 
     Args:
         x: a floating tensor of any shape, or a list of them; overwritten and returned.
@@ -96,8 +98,17 @@ def mean_(x: Tensor, comm: Comm) -> Tensor:
         TypeError: a tensor is not floating, or is sparse.
     """
     check_comm(comm)
+    return _exact_mean_(x, comm)
+
+
+def _exact_mean_(x: Tensor, comm: Comm, asked: Compressor | None = None) -> Tensor:
+    """Average the flat `x`, for which the format `asked` was too long."""
     if comm.size > 1:
-        comm.all_reduce(x.mul_(1 / comm.size))
+        one_hop = fits_one_hop(x.numel(), x.nbytes, comm.size)
+        if mean_in_one_kernel_(x, None, comm, None, one_hop) is None:
+            comm.all_reduce(x.mul_(1 / comm.size))
+        else:
+            comm.note(asked or x.dtype, x.dtype, SAID)
     return x
 
 
@@ -198,13 +209,19 @@ def compressed_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Te
 def mean_in_phases(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | None, check: bool = True) -> Phases:
     """Average the flat `x` as `compressed_mean_` does, in two phases if it is one piece in two hops on a CPU.
 
-    With `check`, return for `Blockwise` in two hops over NCCL a bool tensor, whether the result is finite; else None.
+    With `check`, return for `Blockwise` in two hops over NCCL, and in one kernel, a bool tensor, whether the result is
+    finite; else None.
     """
     if not compresses(x, codec, comm, comm.size) or comm.size == 1:
         if residual is not None:
             residual.zero_()
-        mean_(x, comm)
-    elif in_one_hop(x.numel(), codec, comm.size):
+        _exact_mean_(x, comm, codec)
+        return None
+    one_hop = in_one_hop(x.numel(), codec, comm.size)
+    if (good := mean_in_one_kernel_(x, codec, comm, residual, one_hop)) is not None:
+        comm.note(codec, codec, SAID)
+        return good.all() if check else None
+    if one_hop:
         _mean_of_rows(x, codec, comm, residual)
     else:
         checks = check and comm._by_nccl(x.device) and isinstance(codec, Blockwise)
@@ -251,8 +268,11 @@ def compresses(x: Tensor, compressor: Compressor, comm: Comm, rows: int) -> bool
 
 
 def in_one_hop(values: int, compressor: Compressor, size: int) -> bool:
-    sent, decompressed = (size - 1) * compressor._unchecked_row_bytes(values), size * values
-    return sent <= ONE_HOP_BYTES and decompressed < ONE_HOP_VALUES
+    return fits_one_hop(values, compressor._unchecked_row_bytes(values), size)
+
+
+def fits_one_hop(values: int, nbytes: int, size: int) -> bool:
+    return (size - 1) * nbytes <= ONE_HOP_BYTES and size * values < ONE_HOP_VALUES
 
 
 def _mean_of_rows(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | None) -> Tensor:

@@ -166,6 +166,8 @@ class Runtime(Generic[AnySetup]):
             drain()
             for channel in self.channels:  # the host waits while a lost rank is still noticed
                 self.monitor.wait_until(channel.lane.idle)
+                if channel.comm._node is not None:
+                    channel.comm._node.check()
         self.over = True
         self.monitor.leave()
         self._close(wait=True)
@@ -180,6 +182,9 @@ class Runtime(Generic[AnySetup]):
         self._close(wait=False)
 
     def _abort(self) -> None:
+        for channel in self.channels:
+            if channel.comm._node is not None:
+                channel.comm._node.stop()
         abort_all(self.groups())
         self._aborted()
 

@@ -45,7 +45,8 @@ def test_planted_faults_are_found_and_few_sectors_are_touched(arch):
 
 @pytest.mark.timeout(600)
 def test_a_mean_over_ranks_in_one_kernel():
-    assert "skipped" not in executed(90, "test_executed_exchange.py", marks="not slow")
+    files = ("test_executed_exchange.py", "test_executed_primitives.py")
+    assert "skipped" not in executed(90, *files, marks="not slow")
 
 
 @pytest.mark.slow
@@ -53,7 +54,8 @@ def test_a_mean_over_ranks_in_one_kernel():
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_means_over_ranks_in_one_kernel(arch):
-    assert re.search(r"[1-9]\d* orders of \d+ exchanges", executed(arch, "test_executed_exchange.py", marks="slow"))
+    said = executed(arch, "test_executed_exchange.py", "test_executed_primitives.py", marks="slow")
+    assert re.search(r"[1-9]\d* orders of \d+ exchanges", said)
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from ..gpu import byte_of
+from ..gpu import byte_of, launch
 from .signals_gpu import announce
 from .tiles_gpu import Memory, Wire, all_heard, land_tile, mean_tile, memory_of, send_tile, word_at
 
@@ -118,9 +118,9 @@ def mean_(memory: Memory, wire: Wire, x: Tensor, residual: Tensor | None = None,
         )
     ok = torch.empty(memory.ctas, dtype=torch.bool, device=x.device)
     at_16 = not any(each.data_ptr() % 16 for each in (x, residual) if each is not None)
-    mean_kernel[(memory.ctas,)](
-        x, residual, byte_of(ok), memory.addresses, memory.counters, memory.control, memory.rank, memory.ranks,
-        memory.half_bytes, memory.limit, *wire.arguments(n, x.device), len(x), n,
+    launch(
+        mean_kernel, memory.ctas, x, residual, byte_of(ok), memory.addresses, memory.counters, memory.control,
+        memory.rank, memory.ranks, memory.half_bytes, memory.limit, *wire.arguments(n, x.device), len(x), n,
         ONE_HOP=one_hop, **wire.constants(n, x.itemsize, at_16),
     )  # fmt: skip
     return ok
