@@ -1,0 +1,124 @@
+"""`Comm(kernels=True)`: who may ask for it, and how attachments and compiled programs use the memory of a node."""
+
+from types import SimpleNamespace
+from unittest.mock import patch
+
+import pytest
+import torch
+import torch.distributed as dist
+from pool import ranks
+from torch.fx.experimental.proxy_tensor import make_fx
+from training import batch, net, sgd
+
+import baguakit as bk
+from baguakit.comm.symmetric import CTAS, Space
+from baguakit.kernels import operators
+from baguakit.primitives import one_kernel
+
+
+def without_memory():
+    words = [torch.zeros(n, dtype=torch.int32) for n in (2, CTAS, 3)]
+    return Space(0, *words, 1 << 20, 10**9, [0, 1])
+
+
+def test_groups_without_gpus_are_refused():
+    def run():
+        said = "kernels=True averages on GPUs, and this group has gloo for CUDA tensors, not NCCL; use init_process"
+        said_nothing = said.replace("gloo", "nothing")
+        with pytest.raises(ValueError, match=f"{said}|{said_nothing}"):
+            bk.Comm(kernels=True)
+        with pytest.raises(TypeError, match="kernels is True or False, not 1"):
+            bk.Comm(kernels=1)
+        model = net()
+        with pytest.raises(ValueError, match="kernels=True"):
+            bk.attach(model, sgd(model.parameters()), bk.algorithms.bytegrad(), comm=bk.Comm(kernels=True))
+        with patch.object(torch.version, "hip", "7"), pytest.raises(ValueError, match="NVIDIA's GPUs only"):
+            bk.Comm(kernels=True)
+
+    ranks(2, run)
+
+
+class Standing:
+    """A node's memory that notes what becomes of it; its means are those over gloo."""
+
+    part = "flat"
+
+    def __init__(self, fails=False):
+        self.noted, self.own, self.fails = [], None, fails
+
+    def another(self, group, device):
+        self.own = Standing(self.fails)
+        return self.own
+
+    def memory(self, x, needed):
+        self.noted.append("mean")
+        if self.fails:
+            raise RuntimeError("rank 1 has not come to a mean in one kernel within 5 s")
+        return without_memory()
+
+    def __getattr__(self, name):
+        return lambda: self.noted.append(name)
+
+
+def trained(standing, steps=2):
+    model, comm = net(), bk.Comm()
+    optimizer = sgd(model.parameters())
+
+    def mean_(x, *rest):
+        dist.all_reduce(x.mul_(1 / comm.size))
+        return torch.ones(CTAS, dtype=torch.bool)
+
+    with (
+        patch.object(one_kernel.operators, "mean_in_one_kernel_", mean_),
+        bk.attach(model, optimizer, bk.algorithms.bytegrad(), comm=comm._with(_node=standing), timeout=5) as att,
+    ):
+        for step in range(steps):
+            x, y = batch(dist.get_rank(), step)
+            optimizer.zero_grad()
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+        return str(att.report()), att.report().rows[0].reason
+
+
+def test_an_attachment_has_memory_of_its_own_and_says_how_it_flew():
+    def run():
+        standing = Standing()
+        report, reason = trained(standing)
+        assert standing.noted == [] and "in one kernel" in report and "in one kernel" in reason
+        return standing.own.noted
+
+    for noted in ranks(2, run):
+        assert noted == ["mean"] * 2 + ["check", "close"]
+
+
+def test_a_flight_without_the_values_of_a_rank_raises_and_ends_the_waits():
+    def run():
+        standing = Standing(fails=True)
+        with pytest.raises(RuntimeError, match="rank 1 has not come to a mean in one kernel within 5 s"):
+            trained(standing)
+        return standing.own.noted
+
+    for noted in ranks(2, run):
+        assert noted[0] == "mean" and "stop" in noted and noted[-1] == "close"
+
+
+def average_twice(x, comm):
+    y = 2 * x
+    return bk.primitives.mean_(y, comm) + 1
+
+
+@pytest.mark.slow  # imports the compiler
+def test_compiled_programs_launch_as_others_do(monkeypatch):
+    """What is traced has an operator; torch.compile calls between its graphs what asks the device."""
+    seen, space = [], without_memory()
+    kernels = SimpleNamespace(Memory=lambda *given: given, Wire=lambda *given, **named: named)
+    kernels.mean_ = lambda memory, wire, x, *rest: seen.append(wire) or x.mul_(10) > 0
+    monkeypatch.setattr(operators, "imported", lambda *name: kernels)
+    held = SimpleNamespace(part="flat", memory=lambda x, needed: seen.append(torch.compiler.is_compiling()) or space)
+    comm, x = object.__new__(bk.Comm)._with(group=None, rank=0, size=2, _flows={}, _node=held), torch.ones(5)
+    compiled = torch.compile(average_twice, backend="eager")
+    for call in (average_twice, compiled, compiled, torch.inference_mode()(average_twice)):
+        assert torch.equal(call(x, comm), torch.full((5,), 21.0))
+    assert seen == [False, {"dtype": torch.float32, "exact": True}] * 4
+    traced = make_fx(lambda x: average_twice(x, comm))(x)
+    assert "baguakit.mean_in_one_kernel_.default(" in traced.code
