@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from ..arguments import instance, kind_of, text
-from .codec import Corrupt, Pickle, Plain
+from .codec import Codec, Corrupt, Pickle, Plain
 from .stores import Store, StoreError
 
 T = TypeVar("T")
@@ -85,12 +85,7 @@ class CachedDataset(Dataset[Any]):
     """
 
     def __init__(
-        self,
-        dataset: Any,
-        store: Store,
-        name: str | None = None,
-        version: str | int = 0,
-        codec: Plain | Pickle | None = None,
+        self, dataset: Any, store: Store, name: str | None = None, version: str | int = 0, codec: Codec | None = None
     ) -> None:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__"):
             raise TypeError(f"{type(dataset).__name__} has no samples by index; pass a map-style dataset")

@@ -99,6 +99,9 @@ class Pickle:
         return _unframed(PICKLED, stored, pickle.loads)
 
 
+Codec = Plain | Pickle
+
+
 def _tree(x: Any, buffers: list[Any], where: str) -> Any:
     """Return `x` as a JSON value: a scalar as it is, another value as [kind, …]. Append its raw bytes to `buffers`."""
     kind = type(x)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ..arguments import describe, integer, message
+from ..arguments import describe, integer
 from ..comm import Comm
 from ..comm.groups import on_all
 from .plan import Costs
@@ -32,9 +32,7 @@ def membership(num_replicas: int | None, rank: int | None, group: Any) -> tuple[
         comm = None
     here = (0, 1) if comm is None else (comm.rank, comm.size)
     mine = here[0] if rank is None else integer("rank", rank, 0)
-    size = here[1] if num_replicas is None else integer("num_replicas", num_replicas, 1)
-    if size > 1 << 20:  # a list of more ranks would be too long
-        raise ValueError(message("num_replicas", "a number of ranks, at most 1048576", size))
+    size = here[1] if num_replicas is None else integer("num_replicas", num_replicas, 1, 1 << 20)
     if mine >= size:
         raise ValueError(f"there is no rank {mine} of {size} ranks; rank runs from 0 to num_replicas - 1")
     same = (mine, size) == here

@@ -52,7 +52,7 @@ atexit.register(_close_all, flush=True)
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(
         before=_writing.__enter__,
-        after_in_parent=partial(_writing.__exit__, None, None, None),
+        after_in_parent=_writing.__exit__,
         after_in_child=partial(_close_all, flush=False),  # the parent's environments, before the child takes locks
     )
 

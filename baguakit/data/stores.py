@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakValueDictionary
 
@@ -76,7 +75,7 @@ class Store(Doors, ABC):
     def __enter__(self: Opened) -> Opened:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
@@ -99,7 +98,7 @@ class ThreadLock:
             self._of = (os.getpid(), threading.RLock())
         self._of[1].acquire()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self._of[1].release()
 
 

@@ -46,9 +46,6 @@ class Left(SystemExit):
 
     __module__ = "baguakit.elastic"  # tracebacks show the public name
 
-    def __init__(self) -> None:
-        super().__init__(0)
-
 
 @dataclass
 class Search:

@@ -174,8 +174,8 @@ def test_the_limit_is_refused_in_words_where_it_cannot_be_kept():
     "options, text",
     [
         ({"num_replicas": 2, "rank": 2}, "no rank 2 of 2 ranks"),
-        ({"num_replicas": 0, "rank": 0}, "num_replicas is a whole number, 1 or more, not 0"),
-        ({"num_replicas": 2.0, "rank": 0}, "num_replicas is a whole number, 1 or more, not 2.0"),
+        ({"num_replicas": 0, "rank": 0}, "num_replicas is a whole number, 1 to 1048576, not 0"),
+        ({"num_replicas": 2.0, "rank": 0}, "num_replicas is a whole number, 1 to 1048576, not 2.0"),
         ({"num_replicas": 2, "rank": -1}, "rank is a whole number, 0 or more, not -1"),
         ({"num_replicas": 2, "rank": True}, "rank is a whole number, 0 or more, not True"),
         ({"random_level": 1.5}, "random_level is a finite number, 0 to 1, not 1.5"),
