@@ -41,11 +41,7 @@ _writing = ThreadLock()  # held while this process writes or forks, so that no c
 
 def _close_all(flush: bool) -> None:
     while _environments:
-        environment = _environments.popitem()[1]
-        with suppress(StoreError):
-            if flush:
-                environment.flush()
-        environment.abandon()
+        _environments.popitem()[1].close(flush)
 
 
 atexit.register(_close_all, flush=True)
@@ -149,14 +145,12 @@ class LMDBStore(Store):
 
     def close(self) -> None:
         """Sync the writes of all processes to disk, and close the store in this process."""
-        try:
+        with suppress(StoreError):
             if (self.path / "data.mdb").exists():
-                self._environment().flush()
-        except StoreError as error:
-            warnings.warn(str(error), RuntimeWarning, stacklevel=2)
+                self._environment()
         with _guard:
             if environment := _environments.pop(self.path, None):
-                environment.abandon()
+                environment.close()
 
 
 class Environment:
@@ -167,7 +161,7 @@ class Environment:
     """
 
     def __init__(self, store: LMDBStore) -> None:
-        self.name, self.path, self.claims, self._lmdb = repr(store), store.path, KeyedLocks(), store._lmdb
+        self.path, self.claims, self._lmdb = store.path, KeyedLocks(), store._lmdb
         self.unsynced = store.path / f"unsynced-{boot_id()}"
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -212,18 +206,19 @@ class Environment:
                 yield transaction
         except self._lmdb.MapResizedError:
             larger = "is open elsewhere with a larger capacity_bytes; pass the same everywhere"
-            raise StoreError(f"{self.name} {larger}") from None
+            raise StoreError(f"the LMDB store at {self.path} {larger}") from None
         except (self._lmdb.Error, OSError) as error:
             raise StoreError(f"the LMDB store at {self.path} failed: {error}") from error
 
-    def flush(self) -> None:
-        """Sync to disk what all processes have written."""
-        with self.transaction(write=True):
-            self.env.sync(True)
-            self.unsynced.unlink()
-
-    def abandon(self) -> None:
-        """Close the environment and its locks without a sync."""
+    def close(self, flush: bool = True) -> None:
+        """Close the environment and its locks. With `flush`, first sync to disk what all processes have written."""
+        if flush:
+            try:
+                with self.transaction(write=True):
+                    self.env.sync(True)
+                    self.unsynced.unlink()
+            except StoreError as error:
+                warnings.warn(str(error), RuntimeWarning, stacklevel=3)
         self.locks.close()
         self.env.close()
 
