@@ -112,6 +112,12 @@ PARTS = (
         ),
     ),
     Part(
+        "exchange",
+        "means in one kernel of two ranks that share a GPU are those over NCCL, on streams and in graphs",
+        120,
+        (*PYTEST, "-m", "gpu", "tests/test_cuda_one_kernel.py"),
+    ),
+    Part(
         "backend",
         "the backend's methods over NCCL, DDP and FSDP2 over it, and a rank that is killed",
         220,

@@ -273,11 +273,14 @@ def test_memory_is_made_when_it_is_needed_and_never_in_a_capture():
         assert memory.memory(x, 100).captured
 
 
+USED = ["set_group_info", "_register_process_group", "empty_strided_p2p", "rendezvous", "_unregister_process_group"]
+
+
 class SymmetricMemory:
     """As much of torch's as is used: its names and arguments are torch's own."""
 
     calls: ClassVar[list] = []
-    buffer_ptrs = (4096, 8192)
+    rank = 1
 
     @classmethod
     def noting(cls, name, result):
@@ -290,6 +293,9 @@ def test_memory_of_devices_is_torchs(monkeypatch):
     real = c10d._SymmetricMemory
     group = SimpleNamespace(rank=lambda: 1, size=lambda: 2, get_group_store=dist.HashStore)
     real.set_group_info("baguakit/test", 1, 2, dist.HashStore())  # takes these arguments
+    c10d._register_process_group("baguakit/test", dist.ProcessGroup(dist.HashStore(), 1, 2))
+    c10d._unregister_process_group("baguakit/test")
+    assert isinstance(real.rank, property)
     assert real.get_backend(torch.device("cuda", 0)) in (None, "CUDA") and isinstance(real.buffer_ptrs, property)
     memory = torch.empty(4096, dtype=torch.uint8)
     for name, result in (
@@ -297,16 +303,21 @@ def test_memory_of_devices_is_torchs(monkeypatch):
     ):  # fmt: skip
         assert hasattr(real, name)
         monkeypatch.setattr(SymmetricMemory, name, SymmetricMemory.noting(name, result), raising=False)
+    for name in ("_register_process_group", "_unregister_process_group"):
+        monkeypatch.setattr(c10d, name, SymmetricMemory.noting(name, None))
+    SymmetricMemory.buffer_ptrs = (4096, memory.data_ptr() - 256)
     monkeypatch.setattr(c10d, "_SymmetricMemory", SymmetricMemory)
     monkeypatch.setattr(blocks, "settle", lambda device: None)
     steps = blocks.on_devices(group, "a name", CPU, 4096)
     next(steps)
-    assert [name for name, _ in SymmetricMemory.calls] == ["set_group_info", "empty_strided_p2p"]
+    assert [name for name, _ in SymmetricMemory.calls] == USED[:3]
     with pytest.raises(StopIteration) as end:
         steps.send([None, None])
-    assert end.value.value.addresses == [4096, 8192] and not memory.any()
-    assert SymmetricMemory.calls[1][1] == ((4096,), (1,), torch.uint8, CPU, "a name")
-    assert SymmetricMemory.calls[2] == ("rendezvous", (memory,))
+    assert end.value.value.addresses == [4096 + 256, memory.data_ptr()] and not memory.any()
+    assert [name for name, _ in SymmetricMemory.calls] == USED
+    given = dict(SymmetricMemory.calls)
+    assert given["empty_strided_p2p"] == ((4096,), (1,), torch.uint8, CPU, "a name")
+    assert given["rendezvous"] == (memory,) and given["_register_process_group"] == ("a name", group)
 
 
 def test_devices_are_used_where_each_reaches_all():

@@ -2,7 +2,7 @@
 
     on devices      memory of the GPUs, if each of them has access to all others. Of torch's symmetric memory, which is
                     alpha, this uses `_SymmetricMemory`: `get_backend`, `set_group_info`, `empty_strided_p2p`,
-                    `rendezvous` and `buffer_ptrs`.
+                    `rendezvous`, `rank` and `buffer_ptrs`; and its names of groups, `_register_process_group`.
     on the host     otherwise. The first rank makes a memfd, which has no name, and sends it to the others through an
                     abstract Unix socket, which is no file; each rank maps it and registers it with CUDA. So ranks that
                     are killed leave nothing behind.
@@ -23,12 +23,14 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from torch._C import _distributed_c10d
 from torch.distributed.distributed_c10d import PrefixStore
 
 from ..kernels.operators import has_kernels
 from .groups import host
 from .sending import gather_objects
 
+c10d: Any = _distributed_c10d  # its type stubs lack some names
 PATIENCE = 60.0  # seconds in which all ranks come for the file
 PORTABLE_AND_MAPPED = 3  # flags of cuMemHostRegister
 
@@ -88,15 +90,20 @@ def together(group: Any, rank: int, steps: Steps) -> Any:
 
 def on_devices(group: Any, name: str, device: torch.device, nbytes: int) -> Steps:
     """Make a Block of `nbytes` for each rank on the devices; `name` is unique."""
-    from torch._C._distributed_c10d import _SymmetricMemory
-
-    store = PrefixStore(name, group.get_group_store())
-    _SymmetricMemory.set_group_info(name, group.rank(), group.size(), store)
-    memory = _SymmetricMemory.empty_strided_p2p((nbytes,), (1,), torch.uint8, device, name).zero_()
-    settle(device)
-    yield None  # all ranks have theirs: a rank without would not come to the rendezvous
-    handle = _SymmetricMemory.rendezvous(memory)
-    return Block(list(handle.buffer_ptrs), (memory, handle), lambda: None)
+    memories = c10d._SymmetricMemory
+    if hasattr(memories, "set_group_info"):  # the newest versions look up the name of a group instead
+        store = PrefixStore(name, group.get_group_store())
+        memories.set_group_info(name, group.rank(), group.size(), store)
+    c10d._register_process_group(name, group)
+    try:
+        memory = memories.empty_strided_p2p((nbytes,), (1,), torch.uint8, device, name).zero_()
+        settle(device)
+        yield None  # all ranks have theirs: a rank without would not come to the rendezvous
+        handle = memories.rendezvous(memory)
+    finally:
+        c10d._unregister_process_group(name)
+    inside = memory.data_ptr() - handle.buffer_ptrs[handle.rank]  # where it begins in what was allocated
+    return Block([each + inside for each in handle.buffer_ptrs], (memory, handle), lambda: None)
 
 
 def on_host(rank: int, ranks: int, name: str, nbytes: int) -> Steps:
@@ -172,9 +179,7 @@ def facts_of(rank: int, device: torch.device) -> Facts:
 
 def reaches_all(device: torch.device, facts: Sequence[Facts]) -> bool:
     """Return whether the device has access to those of all ranks, and torch's symmetric memory can tell them apart."""
-    from torch._C._distributed_c10d import _SymmetricMemory
-
-    if _SymmetricMemory.get_backend(device) not in (None, "CUDA"):  # the user's choice for the whole process
+    if c10d._SymmetricMemory.get_backend(device) not in (None, "CUDA"):  # the user's choice for the whole process
         return False
     numbers, mine = [each.number for each in facts], device.index
     seen = all(each.number < torch.cuda.device_count() and gpu_of(each.number) == each.gpu for each in facts)
