@@ -156,6 +156,7 @@ class TrackedMean(Around):
 
     @property
     def elementwise(self) -> Mapping[str, Carry]:  # type: ignore[override]
+        """Return what becomes of h, its mean and v when ranks change."""
         own: dict[str, Carry] = {"own": "zero", "mean": "zero"}  # if ranks change, h is no longer ⟨h_r⟩
         return own | {"v": "keep"} if self.momentum else own
 
@@ -217,6 +218,7 @@ class AdamDirection(Stage):
 
     @property
     def elementwise(self) -> Mapping[str, Carry]:  # type: ignore[override]
+        """Return what becomes of m, v and the residual when ranks change."""
         moments: dict[str, Carry] = {"m": "keep", "v": "keep"}
         return moments | {"residual": "mean"} if self.error_feedback else moments
 
