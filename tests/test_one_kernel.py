@@ -38,6 +38,16 @@ def test_groups_without_gpus_are_refused():
     ranks(2, run)
 
 
+def test_ranks_that_ask_for_different_ways_are_named():
+    def run():
+        model, comm = net(), bk.Comm()._with(kernels=dist.get_rank() == 0)
+        said = "rank 0 has kernels=True where rank 1 has kernels=False"
+        with pytest.raises(ValueError, match=said):
+            bk.attach(model, sgd(model.parameters()), bk.algorithms.bytegrad(), comm=comm)
+
+    ranks(2, run)
+
+
 class Standing:
     """A node's memory that notes what becomes of it; its means are those over gloo."""
 

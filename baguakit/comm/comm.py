@@ -40,9 +40,9 @@ class Comm(Inner):
         kernels: average CUDA tensors within a node in one kernel, through memory that all its ranks can reach: exact
             means of fp32, bf16 and fp16, and compressed ones that do not round at random, with the same results. That
             is for a group on one node or, with a mesh, for `intra`. The first mean, of all ranks, makes the memory, of
-            256 MiB a rank at most; NCCL sends what needs more. Where a rank cannot reach the memory of the others, a
-            warning names it, and NCCL sends everything. Tests execute the kernel on CPUs, instruction by instruction;
-            no GPU has run it yet, so the default is False.
+            256 MiB a rank at most; NCCL sends what needs more, and everything if a rank cannot reach the memory of the
+            others, which a warning names. `Hierarchical` scatters and gathers by NCCL. Tests execute the kernel on
+            CPUs, instruction by instruction; no GPU has run it yet, so the default is False.
 
     Attributes:
         rank, size: the rank of this process in the group, and the number of ranks.

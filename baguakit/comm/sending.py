@@ -129,7 +129,7 @@ class SentFormat(NamedTuple):
     Attributes:
         asked: the requested format; in a report an expression.
         flew: the format that was sent; in a report an expression, a dtype such as "float32", or "nothing".
-        reason: why `flew` is not `asked`, or that `asked` saves no bytes; "" if neither.
+        reason: why `flew` is not `asked`, that `asked` saves no bytes, or "in one kernel"; "" if neither.
         part: the part of the network: "flat", "intra" or "inter".
     """
 

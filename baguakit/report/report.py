@@ -67,7 +67,7 @@ class Row:
 
     @property
     def reason(self) -> str:
-        """Return why the latest flight saved fewer bytes than requested; "" if it saved as many."""
+        """Return why the latest flight saved fewer bytes than requested, and "in one kernel" if it went so; or ""."""
         return "; ".join(dict.fromkeys(way.reason for way in self.latest if way.reason))
 
     @property

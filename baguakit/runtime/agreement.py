@@ -67,7 +67,7 @@ def on_mesh(setup: AnySetup, comm: Comm) -> AnySetup:
     said = f"mesh={mesh!r}" if mesh is None or mesh == HOSTS else f"mesh {mesh.mesh_dim_names} {mesh.mesh.tolist()}"
     parts = (comm, comm.intra, comm.inter) if comm.hierarchical else (comm,)
     sent = [f"messages by {'NCCL' if part._by_nccl(setup.device) else 'gloo'}" for part in parts]
-    return replace(setup, lines=(said, *sent, *setup.lines))
+    return replace(setup, lines=(said, *sent, f"kernels={comm.kernels}", *setup.lines))
 
 
 def channel_of(rule: Rule) -> int:
