@@ -56,9 +56,7 @@ class Bucket:
         for p in self.params:
             check_averaged("each of params", p)
             if p.dtype != first.dtype:
-                raise TypeError(
-                    f"a Bucket holds one dtype and was given {first.dtype} and {p.dtype}; make one for each"
-                )
+                raise TypeError(f"a Bucket holds one dtype, not {first.dtype} and {p.dtype}; make one for each")
             if p.device != first.device:
                 raise ValueError(f"a Bucket has one device and was given parameters on {first.device} and {p.device}")
         check_apart(self.params)
@@ -259,9 +257,8 @@ def split(
     The parameters of a group have the same dtype, device and number in `apart`. With `apart`, groups are sorted by the
     time when backward completes them. A parameter larger than `bucket_bytes` is a group of one parameter.
 
-    With `least`, the first group and the last groups are about half as large: the network has work sooner in a
-    backward, and less is left when backward has ended. A group of less than half of `least` takes the next parameter,
-    however large.
+    With `least`, the first group and the last groups are about half as large: the network has work sooner, and less is
+    left when backward has ended. A group of less than half of `least` takes the next parameter, however large.
     """
     groups: list[list[Tensor]] = []
     open_: dict[Any, tuple[list[Tensor], int, int]] = {}  # {kind: (group being filled, its bytes, its size)}

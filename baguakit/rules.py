@@ -92,9 +92,7 @@ class Rule(Algorithm):
     def __post_init__(self) -> None:
         check_fields(self)
         if isinstance(self.start, int) and isinstance(self.stop, int) and self.stop <= self.start:
-            raise ValueError(
-                f"a rule with start={self.start} and stop={self.stop} never acts; stop must be greater than start"
-            )
+            raise ValueError(f"a rule with start={self.start} and stop={self.stop} never acts; stop must be greater")
         if self.mix is not None:
             object.__setattr__(self, "mix", real("mix", self.mix, 0, below=1))
             if self.window != "after_step":
@@ -105,9 +103,7 @@ class Rule(Algorithm):
                 raise TypeError(message("every", wanted, self.every))
             self._check_length("every", self.every)
         elif self.offset:
-            raise ValueError(
-                f"offset={self.offset} needs a number as every, of whose rounds all rules know the lengths"
-            )
+            raise ValueError(f"offset={self.offset} needs a number as every: rules must know the lengths of all rounds")
 
     def _check_length(self, name: str, length: int) -> None:
         """Raise unless `length` is a possible number of steps of a round."""
@@ -115,9 +111,7 @@ class Rule(Algorithm):
         if self.offset >= length:
             raise ValueError(f"offset={self.offset} must be less than {name}={length}")
         if self.what == "data" and self.delay > length:
-            raise ValueError(
-                f"delay={self.delay} must be at most {name}={length}: one exchange lands before the next is launched"
-            )
+            raise ValueError(f"delay={self.delay} must be at most {name}={length}: an exchange lands before the next")
         if self.mix is not None and self.delay == length:
             raise ValueError(
                 f"with mix={self.mix} a landing gives up {1 - self.mix:.3g} of the progress made in flight, and with "
@@ -309,8 +303,7 @@ def after_step(
     Args:
         stage: the exchange of the weights.
         every: the number of steps per exchange (local SGD, DiLoCo); or a function or an object as in `between_steps`.
-            With constants H and c, `lambda step: max(H, int((c / γ(step)) ** 2))` makes rounds longer when the learning
-            rate γ falls.
+            `lambda step: max(H, int((c / γ(step)) ** 2))` makes rounds longer when the learning rate γ falls.
         delay: the number of steps after which the result lands; training continues meanwhile.
         offset: exchange when the number of steps since `start` is `offset` modulo `every`, so that rules take turns.
         mix: how the result lands. With None, x ← x + (result − x at launch), which keeps all progress made in flight.

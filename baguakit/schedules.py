@@ -23,8 +23,7 @@ class Interval(Protocol):
     def due(self, step: int, comm: Comm) -> bool:
         """Return True to exchange in this step.
 
-        It is called once in each step in which the rule acts and has no exchange in flight. `comm.round` is the number
-        of exchanges so far.
+        It is called once in each step in which the rule acts and nothing is in flight. `comm.round` counts exchanges.
         """
         ...
 

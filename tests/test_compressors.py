@@ -186,10 +186,10 @@ def test_mistakes_are_named(compressor):
     x, n = torch.randn(2, 100), 100
     packed, c = compressor.compress(x), compressor
     for mistake, words in (
-        (lambda: c.compress(torch.ones(2, 3, dtype=torch.int64)), r"not torch\.int64; convert other values"),
+        (lambda: c.compress(torch.ones(2, 3, dtype=torch.int64)), r"not torch\.int64; convert it by"),
         (lambda: c.compress(torch.ones(2, 3, dtype=torch.complex64)), r"not torch\.complex64"),
         (lambda: c.compress(x[0]), r"\(rows, n\), not a tensor \(100,\) .*; use x.view\(rows, -1\)"),
-        (lambda: c.compress(x, x.bfloat16()), r"residual is float32 whatever the values are, not torch\.bfloat16"),
+        (lambda: c.compress(x, x.bfloat16()), r"residual is float32 whatever the values are; torch\.bfloat16"),
         (lambda: c.compress(x, torch.empty(100)), r"residual is contiguous, here of shape \(2, 100\), not \(100,\)"),
         (lambda: c.reduce(packed, n, torch.empty(2, 100)), r"\(100,\), not \(2, 100\)"),
         (lambda: c.decompress(x, n), r"packed is rows in uint8, .*, not a tensor .* torch\.float32"),

@@ -140,7 +140,7 @@ def test_the_default_weights_of_a_star_are_refused():
         ([[1, 2, 3], [4, 5, 6]], ValueError, "a row and a column for each rank; this one is 2 × 3"),
         ([np.eye(3), np.eye(2)], ValueError, "round 1 is 2 × 2 and that of round 0 3 × 3"),
         (np.ones((0, 0)), ValueError, "this one is 0 × 0"),
-        ([1, 2], TypeError, r"takes a square matrix or a sequence of these, one for each round, not \[1, 2\]"),
+        ([1, 2], TypeError, r"takes a square matrix, or a sequence of one for each round, not \[1, 2\]"),
         ("ring", TypeError, "not 'ring'"),
         (3, TypeError, "not 3"),
         ([], TypeError, r"not \[\]"),

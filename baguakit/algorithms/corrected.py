@@ -85,10 +85,7 @@ class TrackedGradient(OnGraph):
     copies: ClassVar[float] = 7
     elementwise: ClassVar = {"q": "zero", "g": "zero"}  # if the ranks change, Σ q is no longer Σ g
     needs = ("column_stochastic",)
-    refusal = (
-        "the columns of {topology} do not sum to 1 for {n} ranks, so that sums would drift; "
-        "use Ring() or OnePeerExact()"
-    )
+    refusal = "the columns of {topology} do not sum to 1 for {n} ranks, so sums drift; use Ring() or OnePeerExact()"
 
     def init(self, bucket: Bucket, comm: Comm) -> State:
         return {name: wide_copy(bucket.flat).zero_() for name in ("q", "g")}

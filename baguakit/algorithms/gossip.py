@@ -105,10 +105,7 @@ class PushSum(OnGraph):
     elementwise: ClassVar = {"z": "keep"}
     follows: ClassVar[tuple[str, ...]] = ("z",)
     needs = ("column_stochastic",)
-    refusal = (
-        "the columns of {topology} do not sum to 1 for {n} ranks, so its sum would drift; "
-        "use FromDigraph(…) or Exponential()"
-    )
+    refusal = "the columns of {topology} do not sum to 1 for {n} ranks: sums drift; use FromDigraph(…) or Exponential()"
 
     def check(self, comm: Comm) -> None:
         self.topology.period(comm.size)  # raises if rounds are not known beforehand
@@ -300,10 +297,7 @@ class Choco(Gossip):
 
     gamma: Annotated[float, Range(above=0, most=1)] = 0.5
     needs = ("doubly_stochastic",)
-    refusal = (
-        "{stage} would move the mean: the matrices of {topology} are not doubly stochastic for {n} ranks; "
-        "use OnePeerExact() or Ring()"
-    )
+    refusal = "{topology} is not doubly stochastic for {n} ranks and would move the mean; use OnePeerExact() or Ring()"
 
     def check(self, comm: Comm) -> None:
         t, n = self.topology, comm.size

@@ -96,8 +96,7 @@ def bytegrad(
 
     Args:
         compressor: the wire format, a dense one; None for `MinMaxUInt8()`.
-        error_feedback: add the compression error of one step to the gradients of the next; costs an fp32 copy of
-            the gradients.
+        error_feedback: add the compression error of a step to the next gradients; costs an fp32 copy of the gradients.
         error: the largest error of a compression, as in `stages.Adaptive`; in place of `compressor`.
         delay: as in `gradient_allreduce`.
     """

@@ -201,8 +201,7 @@ def diloco(
         inner: the average of anchor − weights; `ErrorFeedback(CompressedMean())` sends a quarter of the bytes.
         delay: the number of steps after which the result is applied; training continues meanwhile.
         fragments: the number of fragments of similar size that weights are divided into.
-        mix: α, as in `bk.after_step`: how much of a rank's own weights stays when a result lands. None keeps all
-            progress made in flight.
+        mix: α, as in `bk.after_step`: the share of a rank's own weights that stays. None keeps all progress in flight.
         options: arguments of the outer optimizer; by default as in the paper: lr=0.7, momentum=0.9, nesterov=True.
     """
     if not options and optimizer is torch.optim.SGD:

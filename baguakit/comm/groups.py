@@ -211,9 +211,7 @@ def nccl_backend(store: Any, rank: int, members: list[int], name: str, timeout: 
 
 def error_in(groups: Iterable[Any]) -> str:
     """Return the first error that the watchdogs of groups have recorded, such as "COMM_ERROR"; "" for none."""
-    backends = [
-        group._get_backend(device) for group in groups for device in group._device_types if device.type == "cuda"
-    ]
+    backends = [each._get_backend(device) for each in groups for device in each._device_types if device.type == "cuda"]
     errors = [str(backend.get_error().name) for backend in backends if hasattr(backend, "get_error")]
     return next((error for error in errors if error != "SUCCESS"), "")
 
@@ -227,10 +225,7 @@ def check_mesh(mesh: DeviceMesh, group: Any) -> None:
     instance("mesh", mesh, DeviceMesh, f'"hosts", or a DeviceMesh with the dimensions ("{INTER}", "{INTRA}")')
     names = mesh.mesh_dim_names or ()
     if set(names) != {INTER, INTRA}:
-        raise ValueError(
-            'a mesh for Comm has the dimensions ("inter", "intra"), nodes and ranks within a node; '
-            f"this one has {tuple(names)}"
-        )
+        raise ValueError(f'a mesh for Comm has the dimensions ("inter", "intra"), nodes and their ranks, not {names}')
     if group is not None:
         covered, ranks = sorted(mesh.mesh.flatten().tolist()), sorted(dist.get_process_group_ranks(group))
         if ranks != covered:

@@ -62,9 +62,7 @@ class Flows:
     def begin(self, x: Tensor, begin: Callable[[slice, Any], Any]) -> "Shares":
         """Begin to send or receive the flat `x` in parts; `begin(part, group)` begins a part and returns its work."""
         if x.is_cuda:
-            raise ValueError(
-                "flows divide messages over gloo; for NCCL, set the number of connections with baguakit.net"
-            )
+            raise ValueError("flows divide messages over gloo; for more connections of NCCL, see baguakit.net")
         return Shares(self, x, begin)
 
     def settle(self, before: Callable[[], None]) -> None:

@@ -81,9 +81,7 @@ def check_peer(peer: int, group: Any) -> None:
 def check_gathered(out: Tensor, x: Tensor, size: int, name: str = "x") -> None:
     """Raise a ValueError unless `out` has the dtype of `x` and `size` times its values. In the error, `x` is `name`."""
     if out.numel() != size * x.numel() or out.dtype != x.dtype:
-        raise ValueError(
-            f"out has room for {size} tensors like {name}; out is {describe(out)}, and {name} is {describe(x)}"
-        )
+        raise ValueError(f"out holds {size} tensors like {name}; out is {describe(out)}, and {name} is {describe(x)}")
 
 
 # `dist.all_gather_object` and `dist.broadcast_object_list` are not used, because with TORCH_DISTRIBUTED_DEBUG=DETAIL

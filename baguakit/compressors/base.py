@@ -170,9 +170,7 @@ def check_dense(name: str, compressor: Any) -> None:
     if not isinstance(compressor, Compressor):
         raise TypeError(message(name, "a compressor such as MinMaxUInt8()", compressor))
     if not compressor.dense:
-        raise TypeError(
-            f"{name} {compressor!r} keeps other places on each rank; use SparseMean({compressor!r}), or sparse_mean_"
-        )
+        raise TypeError(f"{name} {compressor!r} keeps other places on each rank; use SparseMean(…) or sparse_mean_")
 
 
 def probed(device: Any, dtype: Any, values: Any) -> int:
@@ -191,9 +189,7 @@ def probed(device: Any, dtype: Any, values: Any) -> int:
 def check_dtype(name: str, dtype: Any) -> None:
     """Raise a TypeError unless compressors take values of this dtype."""
     if not isinstance(dtype, torch.dtype) or dtype not in DTYPES:
-        raise TypeError(
-            message(name, "float32, bfloat16, float16 or float64", dtype) + "; convert other values with .float()"
-        )
+        raise TypeError(message(name, "float32, bfloat16, float16 or float64", dtype) + "; convert it by .float()")
 
 
 def packed_of(packed: Tensor, compressor: Compressor, n: int) -> Tensor:
@@ -211,9 +207,7 @@ def residual_of(residual: Tensor | None, shape: Sequence[int], beside: Tensor) -
     if residual is None:
         return None
     if instance("residual", residual, Tensor, "a tensor").dtype != float32:
-        raise TypeError(
-            f"a residual is float32 whatever the values are, not {residual.dtype}, which would lose it again"
-        )
+        raise TypeError(f"a residual is float32 whatever the values are; {residual.dtype} would lose it again")
     return written("residual", residual, shape, beside)
 
 

@@ -33,9 +33,8 @@ log = logging.getLogger("baguakit")
 def save_runner(runner: RuleRunner, names: Names, flights: bool = True, same_ranks: bool = True) -> dict[str, Any]:
     """Wait for the flights of a rule, and return copies of its state and of the flights' results.
 
-    Flights of a free-running rule are left out. If `flights` is False, all flights are left out: the state is a copy
-    from before the flights, from the runner's journal. If `same_ranks` is False, leave out the state that is made anew
-    for another number of ranks.
+    Flights of a free-running rule are left out. If `flights` is False, all are left out: the state is the copy from
+    before them in the runner's journal. If not `same_ranks`, leave out what is made anew for other numbers of ranks.
     """
     flights = flights and runner.rule.window != "free_running"
     if flights:

@@ -215,8 +215,7 @@ class Life(Generic[AnySetup]):
     def land(self, acting: Sequence[Any], but: int = 0) -> bool:
         """Land the buckets of this backward, once all are launched; with a delay, those of an earlier backward.
 
-        First wait for all earlier decisions except the newest `but`. Return True if the host knows that the landed
-        backward failed on some rank.
+        First wait for all decisions but the newest `but`. Return True if it is known that the landed backward failed.
         """
         self.decisions.settle(but)
         self.decisions.begin(acting)

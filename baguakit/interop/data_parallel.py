@@ -61,9 +61,7 @@ def ddp(
         TypeError, ValueError: arguments cannot work together, or differ between ranks. Raised on every rank.
     """
     if not isinstance(ddp_model, DistributedDataParallel):
-        raise TypeError(
-            message("ddp_model", "a DistributedDataParallel", ddp_model) + "; use bk.attach for other modules"
-        )
+        raise TypeError(message("ddp_model", "a DistributedDataParallel", ddp_model) + "; use bk.attach for others")
     group = ddp_model.process_group
     comm = Comm(group) if comm is None else comm
     check_comm(comm)
@@ -74,10 +72,7 @@ def ddp(
         for p, name in names.items():
             check_averaged(f"parameter {name}", p)
         if members_of(comm.group) != members_of(group):
-            raise ValueError(
-                f"comm= has the ranks {members_of(comm.group)} and the model's process group "
-                f"{members_of(group)}; they must be the same"
-            )
+            raise ValueError(f"comm= has the ranks {members_of(comm.group)}, not those of DDP: {members_of(group)}")
         if backend_of(group, (device := next(iter(names)).device).type) == "nothing":
             raise ValueError(
                 f"DDP itself sends tensors on {device}, and its process group has no backend for them; use bk.attach "

@@ -227,18 +227,14 @@ def rules_on_gradients(stage: Any) -> tuple[Rule, ...]:
     rules = rules_of(stage, name="stage")
     for i, rule in enumerate(rules):
         if rule.what == "data":
-            raise TypeError(
-                f"{rule!r} acts on weights, and a gradient hook never sees them; use bk.attach(model, optimizer, …)"
-            )
+            raise TypeError(f"{rule!r} acts on weights, which gradient hooks do not see; use bk.attach(model, …)")
         if rule.delay:
             raise ValueError(
                 f"{rule!r} lands gradients in a later backward, and a hook returns those of its own; use bk.attach, or "
                 "omit delay="
             )
         if rule.where is not None:
-            raise ValueError(
-                f"{rule!r} acts on some parameters, and a hook is given whole buckets; use bk.attach, or omit where="
-            )
+            raise ValueError(f"{rule!r} acts on some parameters, hooks on whole buckets; use bk.attach, or omit where=")
         if chooses(rule.stage):
             raise ValueError(
                 f"{rule!r} takes what is chosen when the first bucket is launched, and a hook does not say which is "

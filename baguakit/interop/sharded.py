@@ -178,9 +178,7 @@ def units_of(model: nn.Module, comm: Comm | None) -> list[Unit]:
             }
             units.append(Unit(name, module, shard_group, ranks, shards))
     if not units:
-        raise TypeError(
-            f"no module of this model, a {type(model).__name__}, has been given to torch.distributed.fsdp.fully_shard"
-        )
+        raise TypeError(f"no module of this {type(model).__name__} was given to torch.distributed.fsdp.fully_shard")
     return units
 
 

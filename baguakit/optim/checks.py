@@ -24,9 +24,7 @@ def check_columns(columns: Columns, names: dict[str, str], drawn: bool, packed: 
     weights, named = columns["p"], {}
     for name, column in ((names.get(at, at), columns[at]) for at in columns if at != "g" or not packed):
         if len(column) != len(weights):
-            raise ValueError(
-                f"{len(weights)} parameters need as many tensors {name}, not {len(column)}: {describe(column)}"
-            )
+            raise ValueError(f"{name} has {len(column)} tensors for {len(weights)} parameters: {describe(column)}")
         for i, (x, p) in enumerate(zip(column, weights, strict=True)):
             if x is not None or name != "master":
                 x = named[f"{name}[{i}]"] = _dense(f"{name}[{i}]", x, WEIGHTS if name in "pg" else (torch.float32,))
@@ -45,10 +43,7 @@ def check_columns(columns: Columns, names: dict[str, str], drawn: bool, packed: 
     for group in ([names_of[i] for i in group] for group in sharing([*named.values()]) if len(group) > 1):
         for one in (name for name in group if not name.startswith("g[")):  # gradients are only read
             other = next(each for each in group if each != one and len(sharing([named[one], named[each]])) == 1)
-            raise ValueError(
-                f"{one} and {other} share memory, and one of them is overwritten; clone one, and give a shared "
-                "parameter once"
-            )
+            raise ValueError(f"{one} and {other} share memory, and one is overwritten; clone one, or give it only once")
     return columns
 
 
@@ -96,9 +91,7 @@ def _check_like(name: str, x: Tensor, p: Tensor) -> None:
     if x.device != p.device:
         raise ValueError(f"{name} is on {x.device} and its parameter on {p.device}; move one to the other")
     if x.numel() != p.numel():
-        raise ValueError(
-            f"{name} has {x.numel()} values and its parameter p {p.numel()}: {describe(x)} beside {describe(p)}"
-        )
+        raise ValueError(f"{name} has {x.numel()} values and its parameter {p.numel()}: {describe(x)}, {describe(p)}")
     if not (x.is_contiguous() and p.is_contiguous()) and (x.shape, x.stride()) != (p.shape, p.stride()):
         raise ValueError(
             f"{name} lies in memory otherwise than its parameter (strides {x.stride()} and {p.stride()}); "

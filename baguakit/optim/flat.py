@@ -48,8 +48,7 @@ class Flat:
     """Parameters that are stepped as one tensor. All have a gradient, and all have the same keys of state.
 
     The user's weights stay in place: they are copied to a flat tensor before a step and back after it. Gradients are
-    copied to a second flat tensor, and back only if the step changed them. Adjacent weights need no copies, nor do
-    adjacent gradients.
+    copied to a second flat tensor, and back only if the step changed them. Adjacent tensors need no copies.
     """
 
     def __init__(self, params: list[Tensor], state: OptimizerState) -> None:

@@ -71,9 +71,7 @@ def sgd_step_(
     update = SGD(momentum, dampening, weight_decay, truth("nesterov", nesterov))
     if (momentum_buffer is not None) != (momentum != 0):
         _role("momentum_buffer", [] if momentum_buffer is None else momentum_buffer)
-        raise ValueError(
-            f"momentum={momentum}, and momentum_buffer={describe(momentum_buffer)}; the one needs the other"
-        )
+        raise ValueError(f"{momentum=} and momentum_buffer={describe(momentum_buffer)}: the one needs the other")
     if nesterov and (momentum <= 0 or dampening != 0):
         raise ValueError(f"nesterov=True needs a momentum and no dampening, not {momentum=} and {dampening=}")
     if dampening and momentum and step is None:
@@ -125,10 +123,7 @@ def adamw_step_(
     instance("compressor", compressor, MinMaxUInt8, "MinMaxUInt8(), the only one whose bytes a step reads")
     update = Adam(*pair("betas", betas, 0, below=1), eps, weight_decay, decoupled=True)
     if (g is None) == (packed is None):
-        raise ValueError(
-            f"give g, or packed= with None in its place: one of the two, "
-            f"not g={describe(g)} and packed={describe(packed)}"
-        )
+        raise ValueError(f"give one of g and packed=, not g={describe(g)} and packed={describe(packed)}")
     _take(update, p, g, {"m": m, "v": v}, master, conditions, packed, compressor)
 
 
@@ -184,9 +179,7 @@ def _gradient_norm(role: Role, found_inf: Tensor | None) -> Tensor:
         instance("found_inf", found_inf, Tensor, "a tensor with one value, to be written to")
         check_number("found_inf", found_inf, tensors[0].device)
         if found_inf.device != tensors[0].device:
-            raise ValueError(
-                f"found_inf is written beside the gradients, on {tensors[0].device}, not {found_inf.device}"
-            )
+            raise ValueError(f"found_inf is on {found_inf.device} and the gradients are on {tensors[0].device}")
     norm = torch.empty((), dtype=torch.float32, device=tensors[0].device)
     steps_ops.gradient_norm_(norm, role, found_inf, lambda: check_gradients(tensors))
     return norm

@@ -56,9 +56,7 @@ def output(out: Tensor | None, x: Tensor, shape: Sequence[int]) -> Tensor:
     instance("out", out, Tensor, "a tensor")
     values = math.prod(shape)
     if out.numel() != values or out.dtype != x.dtype or out.device != x.device or not out.is_contiguous():
-        raise ValueError(
-            f"out is a contiguous tensor of {values} values of {x.dtype} on {x.device}, not {describe(out)}"
-        )
+        raise ValueError(f"out is contiguous, of {values} values of {x.dtype} on {x.device}, not {describe(out)}")
     return out
 
 
@@ -128,8 +126,7 @@ def compressed_broadcast_(x: Tensor, compressor: Compressor | None, comm: Comm, 
                 rank sends a part while it receives the next part.
         NCCL    its broadcast of the packed values.
 
-    `x` may be a list of tensors in one dtype; it is also overwritten at the source. `compressor` and `comm` are as in
-    `compressed_send`.
+    `x` may be a list of tensors in one dtype, overwritten at the source, too. `compressor`, `comm`: see this module.
     """
     check_arguments(x, compressor, comm)
     integer("source", source, 0, comm.size - 1)

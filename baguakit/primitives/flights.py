@@ -37,9 +37,7 @@ class LaunchedFlight:
         found: Any = self.flight.result()
         if not isinstance(found, Tensor) or found.numel() != self.shape.numel():
             shown = f"a tensor {tuple(found.shape)}" if isinstance(found, Tensor) else repr(found)
-            raise TypeError(
-                f"the stage returned {shown}; a stage returns what becomes of x, {self.shape.numel()} values"
-            )
+            raise TypeError(f"the stage returned {shown}; it returns what becomes of x, {self.shape.numel()} values")
         return found.view(self.shape)
 
     @torch.no_grad()
@@ -51,8 +49,7 @@ class LaunchedFlight:
 
         Raises:
             TypeError: `x` is not a dense floating tensor.
-            ValueError: `x` has another shape or device than the launched tensor, or is `result()` itself; or the flight
-                has landed before.
+            ValueError: `x` has another shape or device than was launched, or is `result()`; or the flight has landed.
         """
         check_averageable(x)
         if self.before is None:

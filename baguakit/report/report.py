@@ -103,9 +103,8 @@ def row_of(
 def table(rows: Sequence[Row], parts: Sequence[str]) -> list[str]:
     """Return the lines of a table: each rule as text, and below it a line for each bucket, with amounts per flight.
 
-    A rule with several buckets also has a line with the sums over the buckets. If rules ask for formats, a column shows
-    the formats that the latest flights used, and the lines of `reasons` are below the buckets. Each of `parts` of the
-    network has a column of bytes.
+    A rule with several buckets also has a line with their sums. If rules ask for formats, a column shows those of the
+    latest flights, with the lines of `reasons` below. Each of `parts` of the network has a column of bytes.
     """
     formats = any(row.flew for row in rows)
     head = ("", "values", "dtype", "flights", *["flew as"] * formats, "sent each", *parts, "on the lane", "exposed")

@@ -130,9 +130,7 @@ class Timeline:
             ValueError, TypeError: no step of `steps` was recorded; `steps` is not a slice, or is a slice with a stride.
         """
         if not (known := self._steps):
-            raise ValueError(
-                "nothing has been recorded: a timeline needs two ranks or more, and a whole optimizer step"
-            )
+            raise ValueError("nothing is recorded: a timeline needs two ranks or more, and a whole optimizer step")
         if steps is None:
             steps = slice(None)
         if not isinstance(steps, slice) or steps.step is not None:

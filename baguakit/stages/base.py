@@ -34,8 +34,7 @@ class Stage(Doors):
         same_on_all_ranks: all ranks end with the same bits, whatever values they begin with.
         averages: the result is an average of `x` over ranks, to which a second backward may add its gradients. If
             False, a second backward raises an error.
-        keeps: its state changes by `update_if_finite_` only. The state of other stages is copied before a flight of
-            gradients.
+        keeps: its state changes by `update_if_finite_` only. Other states are copied before a flight of gradients.
         elementwise: the entries of the state that are as long as the bucket, and how each is carried over when the
             number of ranks changes: "keep" (this rank's values), "mean" (over all ranks), "zero", or "anew" (`init`
             makes the state again from the current weights). Other entries are made again when the buckets or the ranks
@@ -43,8 +42,7 @@ class Stage(Doors):
         follows: the entries of the state that are copies of the weights. They change when the model is loaded.
         needs_shapes: the stage needs the shapes of parameters, and cannot work on a shard.
         shards: the nested stages work on shards of the bucket.
-        needs_groups: the groups of a Comm that this stage itself uses: "flat"; or "intra" and "inter" (within and
-            between nodes).
+        needs_groups: the groups of a Comm that it uses: "flat"; or "intra" and "inter" (within and between nodes).
     """
 
     lossy: ClassVar[bool] = False

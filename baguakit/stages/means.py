@@ -212,9 +212,7 @@ class Hierarchical(Around):
     def __post_init__(self) -> None:
         super().__post_init__()
         if any(each.needs_shapes for each in self.inner.whole()):
-            raise TypeError(
-                f"{self.inner!r} needs the shapes of the parameters, and Hierarchical gives it shards without any"
-            )
+            raise TypeError(f"{self.inner!r} needs the shapes of parameters, and Hierarchical has shards without any")
         if any(isinstance(each, Hierarchical) for each in self.inner.whole()):
             raise TypeError(
                 f"{self.inner!r} averages within nodes and between them already, and a shard has no nodes within; use "
@@ -301,9 +299,7 @@ class ErrorFeedback(Around):
                 f"say Hierarchical(ErrorFeedback({self.inner.inner!r}))"
             )
         if not self.inner.lossy:
-            raise TypeError(
-                f"ErrorFeedback feeds back what a stage loses, and {self.inner!r} loses nothing; try CompressedMean()"
-            )
+            raise TypeError(f"ErrorFeedback is for lossy stages; {self.inner!r} loses nothing; try CompressedMean()")
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         if comm.size == 1:

@@ -84,8 +84,7 @@ class FromMatrix(Given):
 
     Raises:
         TypeError: `matrix` is neither a matrix nor a sequence of matrices.
-        ValueError: a matrix is not square, has another size than the first, or is not doubly stochastic; the message
-            names the worst row or column.
+        ValueError: a matrix is not square, differs in size from the first, or is not doubly stochastic.
     """
 
     facts = ("doubly_stochastic",)  # the constructor refuses everything else
@@ -116,9 +115,7 @@ def _matrices(given: Any) -> list[tuple[NDArray[np.float64], str]]:
         if rounds and rounds[0].ndim == 2:
             break
     if not rounds or any(each.ndim != 2 for each in rounds):
-        raise TypeError(
-            f"FromMatrix takes a square matrix or a sequence of these, one for each round, not {describe(given)}"
-        )
+        raise TypeError(f"FromMatrix takes a square matrix, or a sequence of one for each round, not {describe(given)}")
     for round, each in enumerate(rounds):
         if each.shape[0] != each.shape[1] or not each.size:
             found = f"this one is {' × '.join(map(str, each.shape))}: {describe(given)}"
@@ -236,10 +233,7 @@ class FromDigraph(Given):
         there = [(0, rank) for rank in unreached(len(nodes), edges)]
         back = [(rank, 0) for rank in unreached(len(nodes), [pair[::-1] for pair in edges])]
         for start, end in there + back:
-            raise ValueError(
-                f"there is no path from node {nodes[start]!r} to node {nodes[end]!r}, so the ranks would never agree; "
-                "add an edge"
-            )
+            raise ValueError(f"no path leads from node {nodes[start]!r} to node {nodes[end]!r}; add an edge")
 
     def _rows_of(self, given: tuple[Any, ...]) -> Rows:
         shares = [1 / (1 + len(each)) for each in one_edge_after(self.ranks, given)]

@@ -95,8 +95,7 @@ class SymmetricExponential(Declared, Topology):
 class Star(Topology):
     """A star: rank 0 hears all others; they hear rank 0 only,  W_0j = W_j0 = 1/n,  W_jj = 1 − 1/n for j > 0.
 
-    A round multiplies the distance from the mean by 1 − 1/n. Never exact for n > 2. Symmetric, static and doubly
-    stochastic.
+    A round leaves 1 − 1/n of the distance from the mean. Never exact for n > 2. Symmetric, static, doubly stochastic.
 
     Metropolis weights: Xiao and Boyd 2004, "Fast linear iterations for distributed averaging",
     doi:10.1016/j.sysconle.2004.02.022.

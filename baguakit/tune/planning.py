@@ -147,8 +147,7 @@ def plan(
         flows: numbers of flows to try; None means all numbers that the network was probed for.
 
     Raises:
-        ValueError, TypeError: there is nothing to choose from, an algorithm cannot work in this group, or the cost of
-            a stage is not known.
+        ValueError, TypeError: there is no choice, an algorithm cannot work in this group, or a stage has no `cost`.
     """
     with suppress(RuntimeError) if comm is None and network is not None else nullcontext():
         comm = Comm() if comm is None else comm

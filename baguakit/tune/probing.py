@@ -304,8 +304,7 @@ class Compute(Declared):
     Attributes:
         forward, backward, optimizer: the seconds of each part; forward is everything before backward.
         ready: for each trainable parameter, in the model's order, the share of backward after which its gradient is
-            ready. Empty: backward goes through the parameters from the last to the first, and the time of each is
-            proportional to its size.
+            ready. Empty: backward goes from the last parameter to the first, in times proportional to their sizes.
     """
 
     forward: Annotated[float, Range(0)]

@@ -155,7 +155,7 @@ def test_a_rank_that_raises_is_named_on_the_others():
             r"say Hierarchical\(ErrorFeedback\(CompressedMean\(MinMaxUInt8\(\)\)\)\)",
         ),
         (lambda bk: bk.stages.CompressedMean(8), "compressor is a compressor such as"),
-        (lambda bk: bk.stages.CompressedMean(bk.compressors.TopK(0.1)), r"use SparseMean\(TopK\(0.1\)\)"),
+        (lambda bk: bk.stages.CompressedMean(bk.compressors.TopK(0.1)), "use SparseMean"),
         (lambda bk: bk.stages.SparseMean(0.1), "compressor is a compressor such as"),
         (lambda bk: bk.algorithms.top_k(2), "ratio is a finite number, at most 1 and greater than 0, not 2"),
         (lambda bk: bk.stages.NeighborMean("ring"), "topology is a topology such as Ring"),

@@ -159,7 +159,7 @@ def test_an_error_in_a_flight_is_the_exception_of_backward(static_graph):
 
 
 REFUSED = {
-    "a bare module": (lambda bk, m: bk.interop.ddp(m.module, bk.stages.Mean()), "use bk.attach for other modules"),
+    "a bare module": (lambda bk, m: bk.interop.ddp(m.module, bk.stages.Mean()), "use bk.attach for others"),
     "no stage": (lambda bk, m: bk.interop.ddp(m, "mean"), "a stage such as Mean"),
     "nothing": (lambda bk, m: bk.interop.ddp(m, ()), "a stage such as Mean"),
     "a rule on weights": (lambda bk, m: bk.interop.ddp(m, bk.algorithms.local_sgd()), "acts on weights"),

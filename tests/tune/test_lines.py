@@ -72,7 +72,7 @@ def test_a_network_travels_as_json_and_prints():
     "text", ["", "[]", "{}", '{"links": 3, "codecs": []}', '{"links": [], "codecs": [], "beta": 1}']
 )
 def test_what_is_no_network_is_refused(text):
-    with pytest.raises(ValueError, match=r"not what Network\.to_json wrote"):
+    with pytest.raises(ValueError, match=r"Network\.to_json never wrote"):
         Network.from_json(text)
 
 
