@@ -30,12 +30,13 @@ This page is written by `python -m bench.roofline --page` from the JSON in `benc
     python -m bench.scaling           the planner's steps on up to 1,024 nodes, beside published figures
     python -m bench.scaling.many      one rank of up to 16,384, counted, and up to 64 real ranks on one machine
     python -m bench.accuracy          errors and biases of all formats, beside MXFP8, MXFP4 and NVFP4
+    python -m bench.exchange page     means in one kernel over 8 GPUs, predicted from what the executor counts
 
 A benchmark checks its result before it prints a speed. Speeds are shares of a copy timed in the same run: of its bytes
-a second, each counting what it must at least read and write. Seven questions have pages of their own: [seconds to the
+a second, each counting what it must at least read and write. Eight questions have pages of their own: [seconds to the
 same loss](frontier/README.md), steps of training over [slow networks](network/README.md), [ranks that come and
 go](elastic/README.md), [accuracy of formats](accuracy/README.md), [scale, on paper](scaling/README.md), [many
-ranks](scaling/many/README.md), and [failure detection](control/README.md).
+ranks](scaling/many/README.md), [failure detection](control/README.md), and [means in one kernel](exchange/README.md).
 """
 
 

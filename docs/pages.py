@@ -19,6 +19,7 @@ SHOWN = {
     "frontier": "bench/frontier/README.md",
     "replaced": "bench/elastic/README.md",
     "control": "bench/control/README.md",
+    "exchange": "bench/exchange/README.md",
     "changelog": "CHANGELOG.md",
     "contributing": "CONTRIBUTING.md",
     "security": "SECURITY.md",

@@ -187,6 +187,13 @@ PARTS = (
         dry=("--cpu", "--megabytes", "1"),
     ),
     Part(
+        "exchange",
+        "means in one kernel: virtual ranks, processes, beside a backward, and without one of the ranks",
+        180,
+        ("scripts/gpu_exchange.py", "{facts}"),
+        dry=("--cpu",),
+    ),
+    Part(
         "plugin",
         "NCCL loads our network plugin: its name, messages, groups, a kill, a second life, and rates under a cap",
         200,

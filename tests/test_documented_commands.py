@@ -88,6 +88,8 @@ RULES: list[tuple[str, Runs | Accepted | Looked]] = [
     (r"python -m bench\.(frontier|elastic) page", Runs()),
     (r"python -m bench\.frontier\.timing .*", Looked("what a laboratory starts on each host")),
     (r"python -m bench\.(frontier|elastic).*", Accepted(LONG)),
+    (r"python -m bench\.exchange page", Runs()),
+    (r"python -m bench\.exchange.*", Accepted(LONG)),
     (r"python -m bench\.control.*", Accepted("four minutes; tests/bench/test_control.py runs it with fewer ranks")),
     (r"python -m bench\.scaling\.situations", Runs()),
     (r"python -m bench\.scaling.*", Runs("--out=out")),

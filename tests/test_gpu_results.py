@@ -10,6 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 sys.path.append(str(ROOT / "scripts"))
 import gpu_compare  # noqa: E402 there it lies
+import gpu_exchange  # noqa: E402
 import gpu_issue  # noqa: E402
 
 
@@ -25,6 +26,14 @@ def test_every_measured_operation_is_predicted():
     files = gpu_compare.PREDICTED.with_name("roofline-cpu.json"), gpu_compare.PREDICTED
     found = gpu_compare.compared(*(json.loads(path.read_text()) for path in files), "nothing is counted")
     assert not [row["operation"] for row in found["rows"] if row["values"] and row["predicted_share"] is None]
+
+
+def test_what_is_wrong_with_means_in_one_kernel_is_named():
+    found = {
+        "2 processes": {"exact": True, "UInt4()": False},
+        "virtual ranks": [{"right": True, "µs": 0.0}, {"right": False}],
+    }
+    assert gpu_exchange.wrong(found | {"wrong": ["before"]}) == ["2 processes, UInt4()", "virtual ranks, 1, right"]
 
 
 def test_names_of_a_machine_are_left_out(monkeypatch):

@@ -79,6 +79,25 @@ def bytegrad(values=VALUES, **options):
     return lambda: rule.stage(x, state, comm.at(0))
 
 
+def in_one_kernel(**options):
+    """The same where the ranks are on one node, and have memory that all reach."""
+    from baguakit.kernels.exchange.tiles_gpu import Memory
+
+    words = torch.zeros(16, dtype=torch.int32)
+    memory = Memory(0, RANKS, torch.zeros(RANKS, dtype=torch.int64), words, words, 1 << 30, 1)
+
+    class Node:
+        part = "flat"
+
+        def memory(self, x, needed):
+            return memory
+
+    comm, rule, x = bk.Comm(), bk.algorithms.bytegrad(**options), torch.zeros(VALUES)
+    vars(comm)["_node"] = Node()
+    state = rule.stage.init(bk.Bucket([x]), comm)
+    return lambda: rule.stage(x, state, comm.at(0))
+
+
 def power_sgd(layers):
     """Matrices of the shapes of a transformer's, and a vector for each."""
     shapes = layers * ((96, 96), (288, 96), (384, 96), (96, 384))
@@ -103,6 +122,8 @@ def codec():
 CASES = {
     "bytegrad": bytegrad,
     "bytegrad, error feedback": lambda: bytegrad(error_feedback=True),
+    "bytegrad, in one kernel": in_one_kernel,
+    "bytegrad, error feedback, in one kernel": lambda: in_one_kernel(error_feedback=True),
     "bytegrad, 100 MiB": lambda: bytegrad(4 * VALUES),
     "bytegrad, no whole tiles": lambda: bytegrad(VALUES + 64 * RANKS),
     "codec": codec,

@@ -21,6 +21,7 @@ OTHERS = ("ahead_of_time", "launches", "host_time", "libraries", "blockwise_nump
 FILES = sorted(
     path.name for path in KERNELS.glob("test_*.py") if not path.stem.removeprefix("test_").startswith(OTHERS)
 )
+MEANS = tuple(f"test_executed_{name}.py" for name in ("exchange", "primitives", "virtual"))
 
 
 def executed(arch, *files, marks=""):
@@ -45,8 +46,7 @@ def test_planted_faults_are_found_and_few_sectors_are_touched(arch):
 
 @pytest.mark.timeout(600)
 def test_a_mean_over_ranks_in_one_kernel():
-    files = ("test_executed_exchange.py", "test_executed_primitives.py")
-    assert "skipped" not in executed(90, *files, marks="not slow")
+    assert "skipped" not in executed(90, *MEANS, marks="not slow")
 
 
 @pytest.mark.slow
@@ -54,8 +54,7 @@ def test_a_mean_over_ranks_in_one_kernel():
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("arch", ARCHS)
 def test_means_over_ranks_in_one_kernel(arch):
-    said = executed(arch, "test_executed_exchange.py", "test_executed_primitives.py", marks="slow")
-    assert re.search(r"[1-9]\d* orders of \d+ exchanges", said)
+    assert re.search(r"[1-9]\d* orders of \d+ exchanges", executed(arch, *MEANS, marks="slow"))
 
 
 @pytest.mark.slow

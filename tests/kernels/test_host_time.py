@@ -17,6 +17,7 @@ from baguakit.kernels import operators
 
 HERE = Path(__file__).parent
 CASES = ("bytegrad", "bytegrad, error feedback", "bytegrad, 100 MiB", "bytegrad, no whole tiles")
+CASES += ("bytegrad, in one kernel", "bytegrad, error feedback, in one kernel")
 CASES += ("power_sgd, 1 layer", "power_sgd, 3 layers")
 every = pytest.mark.parametrize("name", NAMES)
 
@@ -39,6 +40,13 @@ def test_a_bucket_of_25_mib_is_three_launches_and_two_collectives(case):
     assert facts["launches"] == [["compress_kernel", 6400], ["reduce_kernel", 1600], ["decompress_kernel", 3200]]
     assert len(facts["collectives"]) == 2 and facts["collectives"][0] == "all_to_all_single"
     assert facts["custom_ops"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ["bytegrad, in one kernel", "bytegrad, error feedback, in one kernel"])
+def test_within_a_node_a_bucket_is_one_launch_and_no_collective(case):
+    facts = recorded()[case]
+    assert (facts["launches"], facts["collectives"]) == ([["mean_kernel", 16]], [])
 
 
 @pytest.mark.slow

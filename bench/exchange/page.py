@@ -1,0 +1,193 @@
+"""The page bench/exchange/README.md."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.predicted.model import H100
+from bench.predicted.table import NAME
+
+from . import __doc__ as about
+from .buses import BASE, BUSES, CTAS, GPUS, LAUNCH, STAGED, Bus, exchange, one_kernel, ring, three_kernels
+from .counting import CODECS, HOST_READ
+from .node import wire_of
+
+PAGE = Path(__file__).parent / "README.md"
+RESULTS = Path(__file__).parents[1] / "results"
+COUNTS = RESULTS / "exchange-counts.jsonl"
+SIZES = (1, 16, 64)  # MiB of fp32
+SOME = (8, 16, 32)  # CTAs
+HEAD = """# Means in one kernel, predicted
+
+This page is written by `python -m bench.exchange` from the lines of JSON in `bench/results/`; do not edit it.
+
+"""
+COUNTED = """## Counted by the executor
+
+Whole tiles, fp32 in and out, no residual. *Device* is what memory of a rank's device moves if each sector of 32 bytes
+moves once, arriving rows included; *asked* are all sectors that instructions ask for. *Bus* is what a rank sends to all
+others together: bytes, sectors, and packets (what a warp's instruction stores in a line of 128 bytes), which say how
+full they are: rows begin at multiples of 16 bytes, where a store of 128 bytes is two packets. A signal is a packet of
+four bytes; each warp writes it. Without peer access all memory is on the host:
+*to* and *from the host* are the bytes that a rank stores there and loads from there.
+
+A mean is one launch. A flight, without the flags of an attached model, launches (operators are those of torch):
+
+    {flights}
+"""
+COUNTS_HEAD = (
+    "format", "ranks", "hops", "device, B a value", "asked", "bus, B a value", "sectors", "packets", "B a packet",
+    "to the host", "from the host", "signals of a CTA", "registers", "launches",
+)  # fmt: skip
+PREDICTED = """## *Predicted*: {gpus} GPUs
+
+Microseconds of a mean over {gpus} GPUs of 1, 16 and 64 MiB in fp32: in one kernel of {ctas} CTAs, and in two hops
+if nothing else is said; and by three kernels with NCCL between them, or by NCCL's ring if it is exact. *Bound by* is
+what takes longest at 64 MiB in each phase, which are to send, to average and to store: the bus, or the CTAs.
+"""
+ASSUMED = """Assumptions, none of them measured here:
+
+* Multiprocessors are those of an H100 at {clock:.2f} GHz. A CTA has one for itself; the phases of its machine code are
+  simulated clock by clock, a tile after another, with loops that are not unrolled (`bench.predicted`).
+* PCIe has 16 lanes for each GPU, both ways at once, no switch or socket in between is narrower, and a packet takes 24
+  bytes besides: framing, header and checksum. NVLink has 450 GB/s each way, and 32 bytes besides.
+* NCCL fills packets of 128 bytes; its latencies are those of its own tuning: {base:.1f} µs a call and
+  {pcie:.1f} µs (NVLink: {nvlink:.1f} µs) a step of a ring with the protocol Simple.
+* Without peer access, NCCL moves {staged:.1f} GB/s: others measured it with two GPUs on PCIe 4.0 x16 (sglang#39605),
+  where copies reached 26 GB/s. It stands for PCIe 5.0, too. A load from the host takes {read:.1f} µs, and nothing is
+  cached. Why NCCL's loads are so slow is not known: the fourth table is for a machine on which ours are no faster.
+* Memory of the host moves {ddr4:.0f} GB/s (PCIe 5.0: {ddr5:.0f}), reads and writes of all ranks together: 80 % of
+  eight channels of DDR4-3200 (twelve of DDR5-4800) of one socket.
+* A signal is seen after {signal} µs (host: {host_signal}, NVLink: {nvlink_signal}). Polls cost nothing, though each
+  warp reads a word of every rank, on the host over the bus.
+* A launch takes {launch:g} µs, and all ranks begin at once. Kernels apart have the whole GPU; a mean in one kernel
+  leaves all but its CTAs to the backward beside it.
+"""
+
+
+def write(counts: Path = COUNTS, page: Path = PAGE) -> Path:
+    """Write the page from the counts in a file, and return its path."""
+    found = read(counts)
+    rows = [each for each in found if "ranks" in each]
+    kernels = json.loads((RESULTS / f"{NAME}.json").read_text())["rows"]
+    [launched] = [each["flights"] for each in found if "flights" in each]
+    said = "\n    ".join(
+        f"{case}: {', '.join(f'{n} {name if n != 1 else name[:-1]}' for name, n in each.items())}"
+        for case, each in launched.items()
+    )
+    parts = [HEAD + str(about).partition("\n\n")[2], COUNTED.format(flights=said), counted(rows)]
+    parts.append(PREDICTED.format(gpus=GPUS, ctas=CTAS))
+    for bus in BUSES:
+        parts += [f"### {bus.name}\n", predicted(rows, kernels, bus), faster(rows, kernels, bus) + "\n"]
+    parts += [f"With fewer CTAs, 64 MiB:\n\n{by_ctas(rows)}\n", assumed()]
+    page.write_text("\n".join(parts))
+    return page
+
+
+def read(counts: Path = COUNTS) -> list[dict[str, Any]]:
+    """Return the lines of a file of counts."""
+    return [json.loads(line) for line in counts.read_text().splitlines()]
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(head)} |", "|---" * len(head) + "|", *(f"| {' | '.join(row)} |" for row in rows)]
+    return "\n".join([*lines, ""])
+
+
+def counted(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of counts."""
+    lines = []
+    for row in sorted(rows, key=lambda row: [*CODECS].index(row["format"])):
+        bus, host = row["bus"], row["host"]
+        lines.append(
+            [
+                row["format"], f"{row['ranks']}", "1" if row["one_hop"] else "2", f"{row['device']:.2f}",
+                f"{row['requested']:.2f}", f"{bus['bytes']:.3f}", f"{bus['sectors']:.4f}", f"{bus['packets']:.4f}",
+                f"{bus['bytes'] / bus['packets']:.0f}", f"{host['written']:.2f}", f"{host['read']:.2f}",
+                f"{row['signals']}", f"{row['registers']}", f"{row['launches']}",
+            ]
+        )  # fmt: skip
+    return table(COUNTS_HEAD, lines)
+
+
+def of(rows: Sequence[Mapping[str, Any]], name: str, one_hop: bool) -> Mapping[str, Any]:
+    [found] = [row for row in rows if (row["format"], row["ranks"], row["one_hop"]) == (name, GPUS, one_hop)]
+    return found
+
+
+def apart(kernels: Sequence[Mapping[str, Any]], name: str, bus: Bus, values: int) -> float:
+    """Return the seconds of the same mean by kernels apart, over NCCL."""
+    if CODECS[name] is None:
+        return ring(bus, 4 * values)
+    return three_kernels(kernels, name, wire_of(CODECS[name]).row_bytes(-(-values // GPUS)), bus, values)
+
+
+def predicted(rows: Sequence[Mapping[str, Any]], kernels: Sequence[Mapping[str, Any]], bus: Bus) -> str:
+    """Return the table of a bus."""
+    head = ["*predicted* µs", "1 MiB, one hop"]
+    for size in SIZES:
+        head += [f"{size} MiB, one kernel", "over NCCL"]
+    lines = []
+    for name in CODECS:
+        line = [name, _us(exchange(of(rows, name, True), bus, SIZES[0] << 18))]
+        for size in SIZES:
+            line += [_us(exchange(of(rows, name, False), bus, size << 18)), _us(apart(kernels, name, bus, size << 18))]
+        lines.append([*line, bound(of(rows, name, False), bus, SIZES[-1] << 18)])
+    return table([*head, "bound by"], lines)
+
+
+def faster(rows: Sequence[Mapping[str, Any]], kernels: Sequence[Mapping[str, Any]], bus: Bus) -> str:
+    """Name, for each size, the formats that take less time in one kernel, in as many hops as are best."""
+    said = []
+    for size in SIZES:
+        values = size << 18
+        names = [
+            name
+            for name in CODECS
+            if min(exchange(of(rows, name, one_hop), bus, values) for one_hop in (False, True))
+            < apart(kernels, name, bus, values)
+        ]
+        whole = "all" if len(names) == len(CODECS) else ", ".join(names) or "none"
+        said.append(f"{size} MiB: {whole}")
+    return f"Faster in one kernel: {'; '.join(said)}."
+
+
+def bound(row: Mapping[str, Any], bus: Bus, values: int) -> str:
+    """Say for each phase whether its computing or the bus takes longer: "CTAs, bus, CTAs"."""
+    free = Bus("", float("inf"), bus.header, bus.signal, bus.step, float("inf") if bus.on_host else 0.0)
+    parts, alone = one_kernel(row, bus, values), one_kernel(row, free, values)
+    return ", ".join("bus" if parts[name] > alone[name] else "CTAs" for name in parts)
+
+
+def by_ctas(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of fewer CTAs."""
+    chosen = [bus for bus in BUSES if not bus.reads]
+    head = ["*predicted* µs of 64 MiB, by CTAs", *(f"{bus.name}: {', '.join(map(str, SOME))}" for bus in chosen)]
+    return table(
+        head,
+        [
+            [
+                name,
+                *(
+                    ", ".join(_us(exchange(of(rows, name, False), bus, 64 << 18, ctas)) for ctas in SOME)
+                    for bus in chosen
+                ),
+            ]
+            for name in CODECS
+        ],
+    )
+
+
+def assumed() -> str:
+    peer, host, nvlink = BUSES[0], BUSES[2], BUSES[-1]
+    fast = next(bus for bus in BUSES[::-1] if bus.on_host)
+    return ASSUMED.format(
+        clock=H100.clock / 1e9, base=BASE * 1e6, pcie=peer.step * 1e6, nvlink=nvlink.step * 1e6, staged=STAGED / 1e9,
+        read=HOST_READ * 1e6, ddr4=host.host_memory / 1e9, ddr5=fast.host_memory / 1e9, signal=f"{peer.signal * 1e6:g}",
+        host_signal=f"{host.signal * 1e6:g}", nvlink_signal=f"{nvlink.signal * 1e6:g}", launch=LAUNCH * 1e6,
+    )  # fmt: skip
+
+
+def _us(seconds: float) -> str:
+    return f"*{seconds * 1e6:,.0f}*"
