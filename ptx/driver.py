@@ -107,7 +107,8 @@ class Executed:
 
     def launcher_cls(self, source, metadata):
         def launch(x, y, z, stream, function, packed, launch_metadata, enter, leave, *arguments):
-            self.launch(function, source, metadata, (x, y, z), arguments)
+            # Triton may have compiled the kernel while another driver was active.
+            driver.active.launch(function, source, metadata, (x, y, z), arguments)
 
         return launch
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from ptx.driver import raw_argument
+from ptx.driver import Executed, raw_argument
 from ptx.memory import ARGUMENTS, GAP, PAGE, Global, in_tables, living_tensors, region_of, regions_of
 
 
@@ -36,6 +36,18 @@ def test_numbers_are_passed_by_their_bits(kind, value, bits):
 def test_other_arguments_are_refused(kind, value, said):
     with pytest.raises(TypeError, match=said):
         raw_argument("x", kind, value)
+
+
+def test_a_kernel_that_was_compiled_before_runs_where_it_is_launched(monkeypatch):
+    """Triton keeps what it has compiled, launcher included."""
+    from triton.runtime import driver
+
+    first, second, launched = Executed(90), Executed(90), []
+    monkeypatch.setattr(second, "launch", lambda *launch: launched.append(launch))
+    launcher = first.launcher_cls("source", "metadata")
+    monkeypatch.setattr(driver, "_active", second)
+    launcher(3, 2, 1, 0, "program", None, None, None, None, "x", 7)
+    assert launched == [("program", "source", "metadata", (3, 2, 1), ("x", 7))]
 
 
 def test_a_tensor_is_its_own_bytes():
