@@ -95,8 +95,7 @@ def progress(made: Comparison, table: Table, failed: Mapping[str, str]) -> Calla
     """Return a function that says what is left before each job."""
 
     def left() -> int:
-        able = [each for each in made.contenders if each.name not in failed]
-        return sum(sum(made.lacking(table, each).values()) for each in able)
+        return sum(sum(made.lacking(table, each).values()) for each in made.contenders if each.name not in failed)
 
     total, began = left(), time.monotonic()
 
@@ -114,8 +113,8 @@ def conclude(made: Comparison, table: Table, failed: Mapping[str, str], folder: 
     lacks = {each.name: made.lacking(table, each) for each in made.contenders if each.name not in failed}
     notes = [f"{name} failed: {error}" for name, error in failed.items()]
     notes += [f"{name} is not complete; missing: {', '.join(parts)}." for name, parts in lacks.items() if parts]
-    notes.insert(0, SAYS.format(hosts=made.hosts, rate=shown(made)))
-    lines, missing = [f"# {title}", ""], len(notes) > 1
+    lines, missing = [f"# {title}", ""], bool(notes)
+    notes[:0] = [SAYS.format(hosts=made.hosts, rate=shown(made))] if table.machines else []
     if found and goals:
         lines += page.table(found, goals, made.steps)
         for row in found:

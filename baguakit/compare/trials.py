@@ -6,6 +6,7 @@ Learning rates are tried equally: each contender has as many trials, each of twi
 
 import contextlib
 import math
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -157,6 +158,7 @@ def run(
 
 def do(made: Comparison, job: Job) -> Mapping[str, Any]:
     """Do a job on this rank. Collective."""
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)  # a job that ends with the time prints no stacks
     comm, rate = Comm(), bits_per_second(made.rate) / 8
     if job.timed:
         return time_steps(job.contender, made.task, job.lr, job.steps, rate, comm)

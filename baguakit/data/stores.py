@@ -84,7 +84,7 @@ def package(name: str, user: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
-        raise ImportError(f"{user} needs the {name} package: pip install baguakit[data]") from None
+        raise ImportError(f"{user} needs the {name} package: pip install {name}") from None
 
 
 class ThreadLock:

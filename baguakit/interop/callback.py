@@ -62,7 +62,7 @@ class BaguaCallback(TrainerCallback):
         if wrapper is None:
             raise RuntimeError(
                 "BaguaCallback attaches to the DistributedDataParallel that Trainer makes, and there is none around "
-                "this model; start with torchrun, without FSDP and DeepSpeed"
+                "this model; start with torchrun, on CPUs with ACCELERATE_USE_CPU=true, without FSDP and DeepSpeed"
             )
         scaler = getattr(optimizer, "scaler", None)
         self.attachment = attach(wrapper, optimizer, *self.rules, scaler=scaler, **self.options)

@@ -229,7 +229,7 @@ def test_a_full_disk_is_a_full_store():
 
 def test_without_the_package_one_sentence_says_what_to_install(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "lmdb", None)
-    with pytest.raises(ImportError, match=r"LMDBStore needs the lmdb package: pip install baguakit\[data\]"):
+    with pytest.raises(ImportError, match=r"LMDBStore needs the lmdb package: pip install lmdb"):
         LMDBStore(tmp_path)
 
 

@@ -171,5 +171,5 @@ def test_a_claim_of_a_dead_process_expires(server, monkeypatch):
 
 def test_without_the_package_one_sentence_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "redis", None)
-    with pytest.raises(ImportError, match=r"RedisStore needs the redis package: pip install baguakit\[data\]"):
+    with pytest.raises(ImportError, match=r"RedisStore needs the redis package: pip install redis"):
         RedisStore()

@@ -42,7 +42,7 @@ def needs(*modules: str) -> None:
     """Skip the test where a module is not installed; in CI, which installs all of them, fail."""
     for module in modules:
         if find_spec(module) is None:
-            said = f"{module} is not installed: pip install 'baguakit[trainers]'"
+            said = f"{module} is not installed: pip install '.[trainers,lightning]'"
             pytest.fail(said) if os.environ.get("CI") else pytest.skip(said)
 
 

@@ -18,7 +18,7 @@ from commands import ROOT, blocks_of
 pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.slow,  # each begins with an empty cache, and reads or compiles much of torch: about 15 s
-    pytest.mark.skipif(find_spec("mypy") is None, reason="needs mypy: pip install 'baguakit[test]'"),
+    pytest.mark.skipif(find_spec("mypy") is None, reason="needs mypy: pip install '.[test]'"),
 ]
 
 
@@ -48,7 +48,7 @@ def calls(program):
 
 def pyright(program, **settings):
     """Return the status and the output of pyright in the folder of a program."""
-    pytest.importorskip("basedpyright", reason="needs basedpyright: pip install 'baguakit[release]'")
+    pytest.importorskip("basedpyright", reason="needs basedpyright: pip install '.[release]'")
     (program.parent / "pyrightconfig.json").write_text(json.dumps({"include": [program.name]} | settings))
     return output(program, sys.executable, "-m", "basedpyright", "--pythonpath", sys.executable)
 
