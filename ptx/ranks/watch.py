@@ -218,9 +218,9 @@ class Watch:
 
 
 def _by_address(addresses):
-    """Yield each address, and which lanes have it."""
+    """Yield each address, and which lanes have it: in the order of lanes, since addresses are others in each run."""
     if (addresses == addresses[0]).all():
         yield int(addresses[0]), slice(None)
         return
-    for each in np.unique(addresses):
-        yield int(each), np.flatnonzero(addresses == each)
+    for first in np.sort(np.unique(addresses, return_index=True)[1]):
+        yield int(addresses[first]), np.flatnonzero(addresses == addresses[first])
