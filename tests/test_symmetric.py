@@ -329,6 +329,8 @@ def test_devices_are_used_where_each_reaches_all():
     ):
         here, there = torch.device("cuda", 0), torch.device("cuda", 1)
         assert blocks.reaches_all(here, facts) and not blocks.reaches_all(there, facts)
+        with patch.dict(os.environ, {"NCCL_P2P_DISABLE": "1"}):
+            assert not blocks.reaches_all(here, facts)
         assert not blocks.reaches_all(here, [facts[0], facts[1]._replace(number=0, gpu="GPU-0")])  # they share one
         assert not blocks.reaches_all(here, [facts[0], facts[1]._replace(gpu="GPU-9")])  # each sees one
         assert not blocks.reaches_all(here, [facts[0], facts[1]._replace(number=2)])

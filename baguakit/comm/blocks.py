@@ -179,8 +179,8 @@ def facts_of(rank: int, device: torch.device) -> Facts:
 
 def reaches_all(device: torch.device, facts: Sequence[Facts]) -> bool:
     """Return whether the device has access to those of all ranks, and torch's symmetric memory can tell them apart."""
-    if c10d._SymmetricMemory.get_backend(device) not in (None, "CUDA"):  # the user's choice for the whole process
-        return False
+    if c10d._SymmetricMemory.get_backend(device) not in (None, "CUDA") or os.environ.get("NCCL_P2P_DISABLE") == "1":
+        return False  # the user's choice for the whole process; with the second, access is broken
     numbers, mine = [each.number for each in facts], device.index
     seen = all(each.number < torch.cuda.device_count() and gpu_of(each.number) == each.gpu for each in facts)
     reached = seen and all(n == mine or torch.cuda.can_device_access_peer(mine, n) for n in numbers)
