@@ -250,18 +250,12 @@ class Followed(Generic[T]):
     def _changed(self, change: Any) -> None:
         """Divide the untrained items again. The attachment calls this on all ranks when the group changes."""
         assert self._comm is not None
-        gather = self._comm.gather_objects
         while True:
-            record, used = self._record, self._count() - self._since
-            version = -1 if record is None else record.version
-            told = gather(Told(self._id, version, self.rank, self._now, self._trained(self._now), used))
-            version = max(t.version for t in told)
-            behind = [t for t in told if t.version < version]
-            if behind:
-                leader = next(rank for rank, t in enumerate(told) if t.version == version)
-                record = gather(record if change.rank == leader else None)[leader]
-            assert record is not None
-            late = {t.id for t in behind} & set(record.ids)
+            used = self._count() - self._since
+            mine = Told(self._id, self._record, self.rank, self._now, self._trained(self._now), used)
+            told = self._comm.gather_objects(mine)
+            record = max((t.record for t in told if t.record is not None), key=lambda record: record.version)
+            late = {t.id for t in told if t.record != record} & set(record.ids)
             if self._id in late:
                 self._enter(record, record.ids.index(self._id))
             if not late:  # else a rank was lost during the last change, which not all ranks completed

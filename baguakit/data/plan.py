@@ -287,8 +287,8 @@ class Told:
     """The values that a rank tells the other ranks when the group changes."""
 
     id: int  # of the rank, equal in all groups
-    version: int  # of its record; -1 if it has none
-    rank: int  # in that record
+    record: Record | None  # None if it has joined
+    rank: int  # in this record
     now: Position
     trained: int  # the number of trained items of its queue
     used: int  # the number of items that it has trained or lost since the record began
@@ -301,7 +301,7 @@ class Told:
 
 def regrouped(
     record: Record,  # of the group before
-    told: Sequence[Told],  # by new rank; a rank whose version is not that of the record has joined
+    told: Sequence[Told],  # by new rank; a rank with another record has joined
     step: int,  # the optimizer steps made
     per_step: int,  # the items that a rank trains in a step
     shares: Callable[[Stretch], Shares],
@@ -310,7 +310,7 @@ def regrouped(
 
     Nobody trains a lost rank's items of a pass if another rank's iterator has ended this pass or is in a later pass.
     """
-    known = {t.rank: (new, t) for new, t in enumerate(told) if t.version == record.version}
+    known = {t.rank: (new, t) for new, t in enumerate(told) if t.record == record}
     stretch, made = record.stretch, record.origin + step * per_step
     first = max((t for _, t in known.values()), key=lambda t: (t.epoch, -t.rank))
     if first.epoch > stretch.epoch:
@@ -326,7 +326,7 @@ def regrouped(
 
     def before(t: Told) -> int:
         """Return how many items a rank trains before this pass. A rank that joins again trains its drawn items."""
-        if t.version != record.version:
+        if t.record != record:
             return whole_steps(t.now.drawn - t.trained)
         return whole_steps(stretch.behind[t.rank] - t.used) if t.epoch < epoch else 0
 
