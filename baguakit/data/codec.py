@@ -13,7 +13,7 @@ import math
 import pickle
 import struct
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -32,11 +32,9 @@ class Corrupt(ValueError):
     """An error for bytes that are not a complete sample."""
 
 
-def _framed(magic: bytes, parts: Sequence[Any]) -> bytes:
-    check = 0
-    for part in parts:
-        check = zlib.crc32(part, check)
-    return b"".join([HEAD.pack(magic, check), *parts])
+def _framed(magic: bytes, *parts: Any) -> bytes:
+    body = b"".join(parts)
+    return HEAD.pack(magic, zlib.crc32(body)) + body
 
 
 def _unframed(magic: bytes, stored: bytes, read: Callable[[memoryview], Any]) -> Any:
@@ -70,7 +68,7 @@ class Plain:
             header = json.dumps([tree, [len(b) for b in buffers]], separators=(",", ":")).encode()
         except (RecursionError, ValueError) as error:
             raise TypeError(f"the sample is nested too deeply or holds itself ({error})") from None
-        return _framed(PLAIN, [struct.pack("<Q", len(header)), header, *buffers])
+        return _framed(PLAIN, struct.pack("<Q", len(header)), header, *buffers)
 
     def decode(self, stored: bytes) -> Any:
         """Return the sample; raise `Corrupt` if the bytes are damaged."""
@@ -90,7 +88,7 @@ class Pickle:
     def encode(self, sample: Any) -> bytes:
         """Return the sample as bytes; raise TypeError if it cannot be pickled."""
         try:
-            return _framed(PICKLED, [pickle.dumps(sample, protocol=5)])
+            return _framed(PICKLED, pickle.dumps(sample, protocol=5))
         except Exception as error:
             raise TypeError(f"the sample cannot be pickled ({type(error).__name__}: {error})") from error
 

@@ -110,17 +110,12 @@ class LMDBStore(Store):
             return [transaction.get(key) for key in keys]
 
     def put(self, key: bytes, value: bytes) -> bool:
-        try:
-            with self._environment().transaction(write=True) as transaction:
-                counts = transaction.stat()
-                more = len(value) + 3 * counts["psize"]
-                if _used(counts) + more > self.capacity_bytes or shutil.disk_usage(self.path).free < more + SPARE:
-                    return False
-                return transaction.put(key, value)
-        except StoreError as error:
-            if isinstance(error.__cause__, (self._lmdb.MapFullError, self._lmdb.TxnFullError, self._lmdb.DiskError)):
+        with self._environment().transaction(write=True) as transaction:
+            counts = transaction.stat()
+            more = len(value) + 3 * counts["psize"]
+            if _used(counts) + more > self.capacity_bytes or shutil.disk_usage(self.path).free < more + SPARE:
                 return False
-            raise
+            return transaction.put(key, value)
 
     @contextmanager
     def claim(self, key: bytes) -> Iterator[None]:

@@ -155,7 +155,7 @@ FORGED = [
 
 def forge(header, *buffers):
     text = json.dumps(header).encode()
-    return _framed(PLAIN, [struct.pack("<Q", len(text)), text, *buffers])
+    return _framed(PLAIN, struct.pack("<Q", len(text)), text, *buffers)
 
 
 @pytest.mark.parametrize("dtype", ["|O", "O,"])
