@@ -54,4 +54,5 @@ except RuntimeError as error:
     found = str(error)
 """
     found = on_two_ranks(tmp_path, {"page": program + "found = None\n", "alone": "import torch\n" + alone})
-    assert all("start with torchrun, without FSDP and DeepSpeed" in said for said in found["alone"])
+    sentence = "start with torchrun, on CPUs with ACCELERATE_USE_CPU=true, without FSDP and DeepSpeed"
+    assert all(sentence in said for said in found["alone"])
