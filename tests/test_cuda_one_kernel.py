@@ -41,7 +41,7 @@ def average(x, codec, comm):
 
 
 def both_ways(codec):
-    """Whether means of every length and dtype are the same, and how those with kernels flew."""
+    """Return whether means of every length and dtype are the same, and how those with kernels flew."""
     formats, equal = [], []
     plain, kernels = bk.Comm(), bk.Comm(kernels=True)
     for length in LENGTHS:

@@ -119,7 +119,7 @@ def average_twice(x, comm):
 
 @pytest.mark.slow  # imports the compiler
 def test_compiled_programs_launch_as_others_do(monkeypatch):
-    """What is traced has an operator; torch.compile calls between its graphs what asks the device."""
+    """Traced programs have an operator; torch.compile calls between its graphs what asks the device."""
     seen, space = [], without_memory()
     kernels = SimpleNamespace(Memory=lambda *given: given, Wire=lambda *given, **named: named)
     kernels.mean_ = lambda memory, wire, x, *rest: seen.append(wire) or x.mul_(10) > 0

@@ -1,12 +1,4 @@
-"""The command `baguakit`, which is also `python -m baguakit`.
-
-    baguakit doctor                 # what will run on this machine, and how to fix the rest
-    baguakit demo --rate 100mbit    # ranks of this machine train as over a slow network
-    baguakit compare mine:rule      # seconds and bytes to DDP's loss, of your algorithm and others
-    baguakit net build              # the NCCL plugin
-
-    torchrun --standalone --nproc_per_node=4 -m baguakit probe                    # the network between the ranks
-    torchrun --standalone --nproc_per_node=4 -m baguakit plan train:make_model    # the step time of each algorithm
+"""The command `baguakit`, which is also `python -m baguakit`: docs/command.md shows all of it.
 
 Files: `tuning` has `probe` and `plan`, `ranks` starts ranks or joins the ranks of torchrun, and `screen` prints tables.
 `import baguakit` does not import them.

@@ -1,10 +1,4 @@
-"""Draw plots. Each function returns a matplotlib Figure.
-
-| function                               | plot                                                                |
-|----------------------------------------|---------------------------------------------------------------------|
-| `consensus_decay(distances, size)`     | the distance from the mean by round, and the spectral gap's bound   |
-| `error_histogram(x, *compressors)`     | the errors of compressors on a tensor                               |
-| `topology.Ring().draw(size)`           | the graph and the mixing matrix (every topology)                    |
+"""Draw plots. Each function returns a matplotlib Figure. `draw(size)` of every topology draws its graph and its matrix.
 
 The functions import matplotlib when they are called. They do not use pyplot: save a figure by `.savefig("decay.png")`;
 a notebook displays figures after `%matplotlib inline`. Lines differ in colour (Okabe and Ito's), marker and dashes.
