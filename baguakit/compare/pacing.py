@@ -14,7 +14,6 @@ import socket
 import threading
 import time
 from array import array
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, suppress
 from sys import byteorder
 
@@ -44,14 +43,11 @@ def written(bits: float) -> str:
 
 def connections() -> dict[str, int]:
     """Return {name: descriptor} of this process's sockets. The kernel never uses a name again."""
-    return {name: fd for name, fd in links() if name.startswith("socket:")}
-
-
-def links() -> Iterator[tuple[str, int]]:
-    """Yield the name of what each descriptor of this process refers to, and the descriptor."""
+    found = {}
     for fd in os.listdir("/proc/self/fd"):
         with suppress(OSError):  # the descriptor of the folder itself is closed by now
-            yield os.readlink(f"/proc/self/fd/{fd}"), int(fd)
+            found[os.readlink(f"/proc/self/fd/{fd}")] = int(fd)
+    return {name: fd for name, fd in found.items() if name.startswith("socket:")}
 
 
 def at(fd: int) -> socket.socket:

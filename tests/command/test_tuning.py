@@ -76,14 +76,15 @@ def test_wrong_models_are_refused_in_one_sentence(models, place, sentence):
         model_of(place)
 
 
-def test_wrong_names_and_numbers_are_refused_in_one_sentence():
+def test_wrong_names_and_numbers_are_refused_in_one_sentence(capsys):
     with pytest.raises(Refusal, match="--algorithms: nonsense is no algorithm: name 'nonsense' is not defined"):
         algorithms_of("bytegrad,nonsense")
     with pytest.raises(Refusal, match=r"--algorithms: push_sum\(\) raises TypeError: "):
         algorithms_of("push_sum")
-    with pytest.raises(Refusal, match="--flows is numbers of connections, such as 1,4, not 'many'"):
-        numbers("many")
     assert numbers("1,4") == (1, 4)
+    with pytest.raises(SystemExit, match="2"):
+        main(["probe", "--flows=many"])
+    assert "argument --flows: invalid numbers value: 'many'" in capsys.readouterr().err
 
 
 def on_links(rates, per_node=1, **parts):
