@@ -3,7 +3,7 @@
 All is predicted. Between two waits a program computes, and its stores leave over the bus, which takes the longer of the
 two; phases follow each other. With c the clocks of a phase for each tile, b the bytes that a hop sends, p its packets:
 
-    one kernel      launch + Σ over phases max(c t/clock, (b + header p)/rate) + until signals are seen, for each wait
+    one kernel      launch + Σ over phases max(c t/clock, (b + header p)/rate) + n releases and a signal for each wait
     ring            NCCL's all-reduce of S bytes: base + 2 (n − 1) step + 2 (n − 1)/n S/rate
     three kernels   compress, average and decompress, as predicted for an H100, and NCCL between them
 
@@ -33,7 +33,8 @@ class Bus:
     Attributes:
         rate: bytes a second and GPU, each way, headers included.
         header: bytes of a packet beside its values.
-        signal: seconds from the last store of a phase until all programs of other ranks have seen its signal.
+        release: seconds that a program waits, before it signals a rank, until its stores have arrived.
+        signal: seconds from the last release of a phase until all programs of other ranks have seen it.
         step: seconds of a step of NCCL's ring, by NCCL's own estimate for such a bus.
         host_memory: bytes a second of the memory of the host, reads and writes together, where all goes through it.
         reads: bytes a second that a GPU's loads get from the host; 0 for what the bus allows.
@@ -42,6 +43,7 @@ class Bus:
     name: str
     rate: float
     header: int
+    release: float
     signal: float
     step: float
     host_memory: float = 0.0
@@ -60,12 +62,12 @@ class Bus:
 GEN4, GEN5 = (lanes * 16 * 128 / 130 / 8 for lanes in (16e9, 32e9))
 DDR4, DDR5 = 0.8 * 8 * 25.6e9, 0.8 * 12 * 38.4e9
 BUSES = (
-    Bus("PCIe 4.0 x16, peer access", GEN4, 24, 3e-6, 5.7e-6),
-    Bus("PCIe 5.0 x16, peer access", GEN5, 24, 3e-6, 5.7e-6),
-    Bus("PCIe 4.0 x16, through the host", GEN4, 24, 4e-6, 5.7e-6, DDR4),
-    Bus("PCIe 4.0 x16, through the host, loads no faster than NCCL's", GEN4, 24, 4e-6, 5.7e-6, DDR4, STAGED),
-    Bus("PCIe 5.0 x16, through the host", GEN5, 24, 4e-6, 5.7e-6, DDR5),
-    Bus("NVLink of an H100", 450e9, 32, 2e-6, 3.4e-6),
+    Bus("PCIe 4.0 x16, peer access", GEN4, 24, 1e-6, 1.5e-6, 5.7e-6),
+    Bus("PCIe 5.0 x16, peer access", GEN5, 24, 1e-6, 1.5e-6, 5.7e-6),
+    Bus("PCIe 4.0 x16, through the host", GEN4, 24, 1e-6, 2e-6, 5.7e-6, DDR4),
+    Bus("PCIe 4.0 x16, through the host, loads no faster than NCCL's", GEN4, 24, 1e-6, 2e-6, 5.7e-6, DDR4, STAGED),
+    Bus("PCIe 5.0 x16, through the host", GEN5, 24, 1e-6, 2e-6, 5.7e-6, DDR5),
+    Bus("NVLink of an H100", 450e9, 32, 0.7e-6, 1e-6, 3.4e-6),
 )
 
 
@@ -103,7 +105,8 @@ def one_kernel(row: Row, bus: Bus, values: int, ctas: int = CTAS) -> dict[str, f
 def exchange(row: Row, bus: Bus, values: int, ctas: int = CTAS) -> float:
     """Return the seconds of a mean in one kernel."""
     parts = one_kernel(row, bus, values, ctas)
-    return LAUNCH + sum(parts.values()) + (len(parts) - 1) * bus.signal
+    waits = len(parts) - 1
+    return LAUNCH + sum(parts.values()) + waits * (row["ranks"] * bus.release + bus.signal)
 
 
 def ring(bus: Bus, size: int, n: int = GPUS) -> float:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -59,8 +60,9 @@ ASSUMED = """Assumptions, none of them measured here:
   cached. Why NCCL's loads are so slow is not known: the fourth table is for a machine on which ours are no faster.
 * Memory of the host moves {ddr4:.0f} GB/s (PCIe 5.0: {ddr5:.0f}), reads and writes of all ranks together: 80 % of
   eight channels of DDR4-3200 (twelve of DDR5-4800) of one socket.
-* A signal is seen after {signal} µs (host: {host_signal}, NVLink: {nvlink_signal}). Polls cost nothing, though each
-  warp reads a word of every rank, on the host over the bus.
+* A program signals all ranks one after another, each time when its stores have arrived, which takes {release} µs
+  (NVLink: {nvlink_release}). The last signal is seen after {signal} µs (host: {host_signal}, NVLink: {nvlink_signal}).
+  Polls cost nothing, though each warp reads a word of every rank, on the host over the bus.
 * A launch takes {launch:g} µs, and all ranks begin at once. Kernels apart have the whole GPU; a mean in one kernel
   leaves all but its CTAs to the backward beside it.
 """
@@ -155,7 +157,7 @@ def faster(rows: Sequence[Mapping[str, Any]], kernels: Sequence[Mapping[str, Any
 
 def bound(row: Mapping[str, Any], bus: Bus, values: int) -> str:
     """Say for each phase whether its computing or the bus takes longer: "CTAs, bus, CTAs"."""
-    free = Bus("", float("inf"), bus.header, bus.signal, bus.step, float("inf") if bus.on_host else 0.0)
+    free = replace(bus, rate=float("inf"), host_memory=float("inf") if bus.on_host else 0.0, reads=0.0)
     parts, alone = one_kernel(row, bus, values), one_kernel(row, free, values)
     return ", ".join("bus" if parts[name] > alone[name] else "CTAs" for name in parts)
 
@@ -185,6 +187,7 @@ def assumed() -> str:
     return ASSUMED.format(
         clock=H100.clock / 1e9, base=BASE * 1e6, pcie=peer.step * 1e6, nvlink=nvlink.step * 1e6, staged=STAGED / 1e9,
         read=HOST_READ * 1e6, ddr4=host.host_memory / 1e9, ddr5=fast.host_memory / 1e9, signal=f"{peer.signal * 1e6:g}",
+        release=f"{peer.release * 1e6:g}", nvlink_release=f"{nvlink.release * 1e6:g}",
         host_signal=f"{host.signal * 1e6:g}", nvlink_signal=f"{nvlink.signal * 1e6:g}", launch=LAUNCH * 1e6,
     )  # fmt: skip
 

@@ -57,31 +57,38 @@ ROW = {
 
 
 def test_a_phase_takes_as_long_as_its_programs_or_the_bus():
-    bus = buses.Bus("", 1e9, 0, 1e-6, 0.0)
+    bus = buses.Bus("", 1e9, 0, 0.0, 1e-6, 0.0)
     values = 2 * 32 * 8 * 4096  # two tiles of each shard for each program
     clocks = 2 * 1e-6
     assert buses.one_kernel(ROW, bus, values, 32) == pytest.approx(
         {"send": values * 0.25 / 1e9, "mean": values * 0.25 / 1e9, "land": clocks}
     )
-    assert buses.one_kernel(ROW, buses.Bus("", 1e18, 0, 1e-6, 0.0), values, 32) == pytest.approx(
+    assert buses.one_kernel(ROW, buses.Bus("", 1e18, 0, 0.0, 1e-6, 0.0), values, 32) == pytest.approx(
         dict.fromkeys(("send", "mean", "land"), clocks)
     )
-    slow = buses.Bus("", 1e18, 0, 1e-6, 0.0, host_memory=1e18, reads=1e9)  # loads take longest
+    slow = buses.Bus("", 1e18, 0, 0.0, 1e-6, 0.0, host_memory=1e18, reads=1e9)  # loads take longest
     assert buses.one_kernel(ROW, slow, values, 32) == pytest.approx(
         {"send": clocks, "mean": values / 2 / 1e9, "land": values / 2 / 1e9}
     )
 
 
 def test_signals_take_a_packet_each():
-    bus = buses.Bus("", 1e9, 20, 1e-6, 0.0)
+    bus = buses.Bus("", 1e9, 20, 0.0, 1e-6, 0.0)
     with_signals, without = (
         buses.one_kernel(ROW | {"signals": signals}, bus, 1 << 20, 32)["send"] for signals in (10, 0)
     )
     assert with_signals - without == pytest.approx(10 / 2 * 32 * 24 / 1e9)
 
 
+def test_a_program_releases_its_stores_to_one_rank_after_another():
+    slow, fast = (buses.Bus("", 1e9, 0, release, 3e-6, 0.0) for release in (1e-6, 0.0))
+    parts = buses.one_kernel(ROW, fast, 1 << 20, 32)
+    assert buses.exchange(ROW, fast, 1 << 20, 32) == pytest.approx(buses.LAUNCH + sum(parts.values()) + 2 * 3e-6)
+    assert buses.exchange(ROW, slow, 1 << 20, 32) - buses.exchange(ROW, fast, 1 << 20, 32) == pytest.approx(2 * 8e-6)
+
+
 def test_a_ring_of_two_ranks_sends_what_it_has_once():
-    bus = buses.Bus("", 128e9, 0, 1e-6, 5e-6)
+    bus = buses.Bus("", 128e9, 0, 0.0, 1e-6, 5e-6)
     assert buses.ring(bus, 128_000, 2) == pytest.approx(8.4e-6 + 2 * 5e-6 + 1e-6)
 
 
