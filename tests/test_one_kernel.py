@@ -62,7 +62,7 @@ class Standing:
 
     def memory(self, x, needed):
         self.noted.append("mean")
-        if self.fails:
+        if self.fails and len(self.noted) > 2:  # not as it is attached
             raise RuntimeError("rank 1 has not come to a mean in one kernel within 5 s")
         return without_memory()
 
@@ -98,7 +98,7 @@ def test_an_attachment_has_memory_of_its_own_and_says_how_it_flew():
         return standing.own.noted
 
     for noted in ranks(2, run):
-        assert noted == ["mean"] * 2 + ["check", "close"]
+        assert noted == ["mean"] * (2 + 2) + ["check", "close"]  # two of zeros, without and with a residual
 
 
 def test_a_flight_without_the_values_of_a_rank_raises_and_ends_the_waits():
@@ -109,7 +109,7 @@ def test_a_flight_without_the_values_of_a_rank_raises_and_ends_the_waits():
         return standing.own.noted
 
     for noted in ranks(2, run):
-        assert noted[0] == "mean" and "stop" in noted and noted[-1] == "close"
+        assert noted[:3] == ["mean"] * 3 and "stop" in noted and noted[-1] == "close"
 
 
 def average_twice(x, comm):

@@ -320,6 +320,37 @@ def test_memory_of_devices_is_torchs(monkeypatch):
     assert given["rendezvous"] == (memory,) and given["_register_process_group"] == ("a name", group)
 
 
+class Driver:
+    """CUDA's driver, which knows memory at 4096 by another address, and refuses to tell it where `fails`."""
+
+    def __init__(self, fails=False):
+        self.fails, self.pinned = fails, []
+
+    def cuMemHostRegister_v2(self, at, nbytes, flags):
+        self.pinned.append((at.value, nbytes.value, flags.value))
+
+    def cuMemHostGetDevicePointer_v2(self, there, at, flags):
+        there._obj.value = (1 << 40) + at.value
+        return 701 if self.fails else 0
+
+    def cuMemHostUnregister(self, at):
+        self.pinned = [each for each in self.pinned if each[0] != at.value]
+
+    def cuGetErrorName(self, error, name):
+        name._obj.value = f"CUDA_ERROR_{error}".encode()
+
+
+def test_the_driver_registers_memory_and_says_why_it_does_not(monkeypatch):
+    good, bad = Driver(), Driver(fails=True)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: good if name == "libcuda.so.1" else None)
+    assert blocks.register(4096, 8192) == (1 << 40) + 4096 and good.pinned == [(4096, 8192, 1 | 2)]
+    blocks.unregister(4096)
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: bad)
+    with pytest.raises(RuntimeError, match="cuMemHostGetDevicePointer_v2 returned CUDA_ERROR_701"):
+        blocks.register(4096, 8192)
+    assert good.pinned == bad.pinned == []
+
+
 def test_devices_are_used_where_each_reaches_all():
     facts = [blocks.Facts(rank, "here", rank, f"GPU-{rank}", "") for rank in range(2)]
     cuda = SimpleNamespace(device_count=lambda: 2, can_device_access_peer=lambda a, b: (a, b) == (0, 1))

@@ -39,7 +39,7 @@ class Comm(Inner):
             More than one flow makes new groups: then all members must construct this `Comm` together.
         kernels: average CUDA tensors within a node in one kernel, through memory that all its ranks can reach: exact
             means of fp32, bf16 and fp16, and compressed ones that do not round at random, with the same results. That
-            is for a group on one node or, with a mesh, for `intra`. The first mean, of all ranks, makes the memory, of
+            is for a group on one node or, with a mesh, for `intra`. `attach`, or the first mean, makes the memory, of
             256 MiB a rank at most; NCCL sends what needs more, and everything if a rank cannot reach the memory of the
             others, which a warning names. `Hierarchical` scatters and gathers by NCCL. Tests execute the kernel on
             CPUs, instruction by instruction; no GPU has run it yet, so the default is False.

@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
+from functools import partial
 from itertools import product
 from typing import Any, Generic
 
@@ -23,7 +24,7 @@ from ..lanes import Lane, lane
 from ..monitor import Collective, Monitor, PeerError, end_with_process, store_gone, store_silent
 from ..primitives.neighbors import is_mean, links
 from ..rules import Rule
-from ..stages import Hierarchical, Stage
+from ..stages import CompressedMean, Hierarchical, Mean, Stage
 from ..topology import Chosen, Topology
 from .agreement import AnySetup, agree, as_time, asked, beside, channel_of, on_mesh
 
@@ -305,6 +306,7 @@ def warm_up(stages: Sequence[Stage], tensors: Sequence[Tensor], channel: Channel
     Other ranks suspend their timeouts while this rank compiles.
     """
     if channel.comm.size > 1:
+        node = channel.comm._node
         with channel.monitor.busy("compiling"):
             if tensors and channel.comm._home(tensors[0].device) == CPU:
                 cpu.functions("mixing")  # what lands in the weights
@@ -313,9 +315,20 @@ def warm_up(stages: Sequence[Stage], tensors: Sequence[Tensor], channel: Channel
                 x = x if home == x.device else torch.empty((), dtype=x.dtype, device=home).expand(x.shape)
                 for each in stage.whole():
                     each.prepare(x, channel.comm)
+                    if node is not None and node.part == channel.comm._part and x.is_contiguous():  # a bucket
+                        channel.together("first means", partial(first_means, each, x))
         if any(topologies_of(each) for stage in stages for each in stage.whole()):
             x = tensors[0].new_zeros(1)
             channel.together("first messages", lambda comm: connect(stages, x, comm))
+
+
+def first_means(stage: Stage, x: Tensor, comm: Comm) -> None:
+    """Average zeros like `x`, so that no step waits for the memory and the compiler of one kernel. Collective."""
+    if type(stage) is Mean:
+        stage(torch.zeros_like(x), {}, comm)
+    elif type(stage) is CompressedMean:
+        for lost in (None, torch.zeros_like(x, dtype=torch.float32)):
+            stage(torch.zeros_like(x), {}, comm, residual=lost)
 
 
 def connect(stages: Iterable[Stage], x: Tensor, comm: Comm) -> None:
