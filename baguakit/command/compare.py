@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
         options.out.mkdir(parents=True, exist_ok=True)
         table = Table(options.out / "results.jsonl")
     failed: dict[str, str] = {}
-    say(f"{len(made.contenders)} algorithms, {made.hosts} ranks at {shown(made)}; task {made.task.facts()}")
+    say(f"{len(made.contenders)} algorithms, {made.hosts} ranks at {made.rate}; task {made.task.facts()}")
     end = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
     try:
         trials.run(made, made.jobs(table, failed), table, failed, end, progress(made, table, failed))
@@ -86,11 +86,6 @@ def comparison(options: argparse.Namespace) -> Comparison:
     return Comparison(every, task, **sizes, longest=steps + steps // 2, tried=max(1, steps // 3))
 
 
-def shown(made: Comparison) -> str:
-    """Return the rate in words."""
-    return written(bits_per_second(made.rate))
-
-
 def progress(made: Comparison, table: Table, failed: Mapping[str, str]) -> Callable[[Job], None]:
     """Return a function that says what is left before each job."""
 
@@ -109,12 +104,13 @@ def progress(made: Comparison, table: Table, failed: Mapping[str, str]) -> Calla
 
 def conclude(made: Comparison, table: Table, failed: Mapping[str, str], folder: Path) -> bool:
     """Write and print what the results tell; return whether something is missing."""
-    found, goals, title = rows(made, table), targets(made, table), f"{made.hosts} ranks at {shown(made)}"
+    found, goals, rate = rows(made, table), targets(made, table), written(bits_per_second(made.rate))
+    title = f"{made.hosts} ranks at {rate}"
     lacks = {each.name: made.lacking(table, each) for each in made.contenders if each.name not in failed}
     notes = [f"{name} failed: {error}" for name, error in failed.items()]
     notes += [f"{name} is not complete; missing: {', '.join(parts)}." for name, parts in lacks.items() if parts]
     lines, missing = [f"# {title}", ""], bool(notes)
-    notes[:0] = [SAYS.format(hosts=made.hosts, rate=shown(made))] if table.machines else []
+    notes[:0] = [SAYS.format(hosts=made.hosts, rate=rate)] if table.machines else []
     if found and goals:
         lines += page.table(found, goals, made.steps)
         for row in found:

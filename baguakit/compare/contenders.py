@@ -16,7 +16,6 @@ from torch.optim import Optimizer
 from .. import algorithms
 from ..attach import Attachment, attach
 from ..comm import Comm
-from ..rules import Rule
 from .names import algorithm
 from .tasks import source_of
 
@@ -47,10 +46,6 @@ class Contender:
     free: bool = False
     source: str = ""
 
-    def rules(self) -> tuple[Rule, ...]:
-        """Return the rules of its algorithm."""
-        return algorithm(self.algorithm).rules
-
     @contextlib.contextmanager
     def train(
         self, model: nn.Module, optimizers: Sequence[Optimizer], comm: Comm
@@ -59,7 +54,7 @@ class Contender:
         if self.peer:
             yield with_hook(model, self.peer), None
         else:
-            with attach(model, list(optimizers), *self.rules(), comm=comm) as attachment:
+            with attach(model, list(optimizers), algorithm(self.algorithm), comm=comm) as attachment:
                 yield model, attachment
 
 
@@ -113,7 +108,7 @@ def contender(text: str, **options: Any) -> Contender:
     made = KNOWN.get(text) or Contender(text, f"{text}()" if text in algorithms.__all__ else text)
     if made.peer:
         return made
-    rules = made.rules()
+    rules = algorithm(made.algorithm).rules
     period = math.lcm(*(rule.every for rule in rules if isinstance(rule.every, int)))
     free = any(rule.window == "free_running" for rule in rules)
     return replace(made, period=period, free=free, source=source_of(text), **options)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from baguakit.compare import compose
 from baguakit.compare.compose import Curve, Row, mean_of, reached
 from baguakit.compare.contenders import DDP, Contender
+from baguakit.compare.names import algorithm
 from baguakit.compare.table import Table
 from baguakit.compare.trials import best_rate
 
@@ -60,7 +61,7 @@ def steps_beside_ddp(losses: Table) -> dict[str, float]:
         known = curves(losses, each) if each.algorithm and not each.free and each.optimizer != MUON else []
         steps = reached(mean_of(known), goals[-1])
         if len(known) == len(SEEDS) and math.isfinite(steps):
-            found[" + ".join(map(repr, each.rules()))] = round(steps / MADE.steps, 3)
+            found[" + ".join(map(repr, algorithm(each.algorithm).rules))] = round(steps / MADE.steps, 3)
     return found
 
 
