@@ -1,8 +1,7 @@
 """Compile C files of this package by the machine's compiler, and keep the libraries for all processes of a user.
 
-A library is kept in a folder to which only this user can write. Its name has a hash of everything that its code depends
-on, and a digest of its bytes, so that a damaged library is made again. Only one process of this user makes a library at
-a time; the others wait for it.
+A library is kept in a folder to which only this user can write. Its name has a hash of all that its code depends on,
+and a digest of its bytes: a damaged one is made again. One process of this user makes it at a time; others wait.
 """
 
 import contextlib

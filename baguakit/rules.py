@@ -259,8 +259,7 @@ def during_backward(
         start, stop: the first optimizer step in which the rule acts, and the first in which it no longer acts; or
             functions of the step, equal on all ranks, that return True from that step on. With `stop=warm` in one rule
             and `start=warm` in another, the second rule takes over in the step in which the first rule stops.
-        where: a function (name, parameter) -> bool that selects parameters, or `Fragment(k, of)` for one of several
-            parts; None for all parameters.
+        where: a function (name, parameter) -> bool that selects parameters, or `Fragment(k, of)`; None for all.
 
     Raises:
         TypeError: `stage` is not a stage, or `where` neither a function nor a `Fragment`.

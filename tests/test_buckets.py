@@ -9,6 +9,7 @@ from baguakit import Bucket
 from baguakit.buckets import split
 from baguakit.costs import sizes_of
 from baguakit.flights.runner import padded_multiple
+from baguakit.tensors import sharing
 
 
 def params():
@@ -149,3 +150,11 @@ def test_padding_of_many_ranks_is_no_more_than_an_eighth(ranks, values):
     assert padded < max(4096, values / 8)
     if 64 * ranks <= 4096:
         assert padded_multiple(64 * ranks, [nn.Parameter(torch.empty(values, device="meta"))]) % (64 * ranks) == 0
+
+
+def test_tensors_whose_memory_overlaps_are_in_one_group():
+    x, y = torch.zeros(10, dtype=torch.float32), torch.zeros(2, 3, dtype=torch.float64)
+    groups = sharing([x[:4], x[6:], x[3:7], y.t(), x[:0], x[5:6], y[1]])  # x[:0] is empty
+    assert sorted(map(sorted, groups)) == [[0, 1, 2, 5], [3, 6]]
+    assert sharing([x[5:], x[:5]]) == [[1], [0]]  # side by side
+    assert sharing([x[::2], x[1::2]]) == [[0, 1]]  # ranges, though no value is shared

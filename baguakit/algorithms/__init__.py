@@ -4,8 +4,7 @@ A function here returns an `Algorithm`, a rule or a sum of rules, for `baguakit.
 expression. The function raises a TypeError for an argument of a wrong type, and a ValueError for one that is out of
 range. `attach` raises a ValueError if a topology does not fit the number of ranks.
 
-After gossip and asynchronous averaging, the weights differ between ranks. Call `att.merge()` to average the weights
-before you evaluate or save them.
+After gossip and asynchronous averaging, weights differ between ranks: `att.merge()` averages them, to evaluate or save.
 """
 
 from .corrected import exact_diffusion, gradient_tracking, quasi_global_momentum

@@ -42,12 +42,9 @@ m the momentum with the decay ν and the share β in a step:
     X⁺ ← W (X − γ (g + β m));   m ← ν m + (1 − ν) (X − X⁺) / γ
     X⁺ ← W (X − γ (g + β (β m + g)));   m as above                  with Nesterov's momentum
 
-A stage after plain SGD computes this. Its state is X and the velocity v = γ m. For x = X − γ g:
-
-    X⁺ ← W (x − β v), or W (x − β (β v + X − x));   v ← ν v + (1 − ν) (X − X⁺);   x ← X⁺
-
-When γ changes, v adapts in about 1/(1 − ν) steps; in the published form, γ m changes at once. On the complete graph,
-the mean momentum decays by the factor ν + (1 − ν) β in each step; this is 0.99 if ν and β are 0.9.
+The stage `QuasiGlobalMomentum` computes this after plain SGD, with the velocity v = γ m. When γ changes, v adapts in
+about 1/(1 − ν) steps; in the published form, γ m changes at once. On the complete graph, the mean momentum decays by
+the factor ν + (1 − ν) β in each step; this is 0.99 if ν and β are 0.9.
 
 Lin, Karimireddy, Stich and Jaggi 2021, "Quasi-Global Momentum: Accelerating Decentralized Deep Learning on
 Heterogeneous Data", arXiv:2102.04761.
@@ -121,10 +118,7 @@ def gradient_tracking(topology: Topology | None = None, order: Literal["awc", "a
 
 @dataclass(frozen=True, repr=False)
 class ExactDiffusion(OnGraph):
-    """X ← A (x + c);  c ← X − x;  x ← X,  for x the weights after a local step, W the mixing matrix, A = (I + W)/2.
-
-    c is in fp32 or wider. An X that is not finite is passed on, and c does not change.
-    """
+    """X ← A (x + c);  c ← X − x;  x ← X.  c is in fp32 at least; if X is not finite, it is passed on, and c stays."""
 
     keeps: ClassVar[bool] = True
     copies: ClassVar[float] = 11

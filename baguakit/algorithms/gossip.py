@@ -19,8 +19,7 @@ column-stochastic matrix of the round, and γ d(g(z)) the optimizer's step:
     u ← A u;     p ← A p           Σ u and Σ p do not change
     z ← u / p
 
-Each rank computes the p of all ranks from the graphs, so only u is sent. If A is doubly stochastic, p stays 1, and
-push-sum equals ATC.
+Each rank computes all p from the graphs, so only u is sent. If A is doubly stochastic, p stays 1: push-sum equals ATC.
 
 Push-sum: Kempe, Dobra and Gehrke 2003, "Gossip-Based Computation of Aggregate Information",
 doi:10.1109/SFCS.2003.1238221. With gradients: Nedić and Olshevsky 2016, "Stochastic Gradient-Push for Strongly Convex

@@ -24,8 +24,7 @@ For g_r the gradient of rank r, h_r its estimate (0 at first), Q the compressor,
     h   ← h + ⟨q_r⟩;       x ← x − γ h                h = ⟨h_r⟩, the same on all ranks
 
 If ‖Q(y) − y‖² ≤ (1 − α) ‖y‖² for all y, constant gradients have ‖g_r − h_r‖² ≤ (1 − α)ᵗ ‖g_r‖² after t steps; top-k
-has α = ratio. Error feedback (`top_k`) sends Q(g + e) instead. Then all entries are sent sooner or later, but a noise
-of the size of e remains.
+has α = ratio. Error feedback (`top_k`) sends Q(g + e): all entries sooner or later, with a noise of the size of e.
 
 A rank keeps h_r and h, and v_r with momentum. The q_r of all ranks are gathered, and added one rank after another, so
 that h is the mean of the h_r. With many ranks and a dense Q, `TrackedMean(CompressedMean(Q))` sends fewer bytes, but

@@ -71,8 +71,7 @@ class Compressor(Doors):
     dtype raises a TypeError, and a wrong shape a ValueError.
 
     Your own compressor implements `row_bytes`, `compress` and `decompress`, and perhaps faster forms of the others,
-    without checks: each call checks the user's arguments first. The methods get contiguous tensors of the documented
-    shapes, which do not require a gradient.
+    without checks: each call checks its arguments first. The methods get contiguous tensors of the documented shapes.
 
     Attributes:
         dense: whether packed rows hold all values, so that `reduce` can average packed rows.

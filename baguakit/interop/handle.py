@@ -90,8 +90,7 @@ class HookRunner(RuleRunner):
     ) -> None:
         """Launch bucket `i`, which is overwritten. The result, times the loss `scale`, is written to `out`, if given.
 
-        `mean(stage, x, state, comm)`, if given, is called in place of the stage. At last `landed` is called on the lane
-        with the result, even after a failure.
+        `mean(stage, x, state, comm)` stands in for the stage. `landed(result)` ends the work, even after a failure.
         """
         if i in self.air:  # of a backward that an exception ended: its result is dropped
             self.arrive(i)

@@ -216,8 +216,7 @@ class FromDigraph(Given):
 
     Args:
         graph: an object with `nodes` and `edges`, such as a networkx digraph, or pairs (sender, receiver) of nodes; or
-            a sequence of either for the rounds 0, 1, 2, …. A node of one graph is a rank in every round. Nodes are
-            numbered as in `FromGraph`.
+            a sequence of either for rounds 0, 1, 2, …, with the same ranks. Nodes are numbered as in `FromGraph`.
 
     Raises:
         TypeError: `graph` is not a graph.

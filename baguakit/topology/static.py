@@ -28,8 +28,7 @@ class Ring(Topology):
     """A ring: each rank hears its two neighbours,  W_ii = W_i,i±1 = 1/3  (indices mod n).
 
     Each rank sends two messages for n > 2. Never exact for n > 3: a round multiplies the distance from the mean by
-    1/3 + 2/3 cos(2π/n), which is 0.80 for 8 ranks and 0.987 for 32. For two ranks W = 11ᵀ/2: each has one neighbour.
-    Symmetric, static, doubly stochastic.
+    1/3 + 2/3 cos(2π/n), 0.80 for 8 ranks, 0.987 for 32. W = 11ᵀ/2 for two. Symmetric, static, doubly stochastic.
 
     Lian et al. 2017, "Can Decentralized Algorithms Outperform Centralized Algorithms?" (D-PSGD), arXiv:1705.09056.
     """

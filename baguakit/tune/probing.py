@@ -28,7 +28,6 @@ from ..costs import Codec, Line, Link, Network, ring
 from ..lanes import between, lane, moment
 from ..primitives.transports import scattered
 
-NEAR = 0.25  # the noise of a time, in logarithms: points farther from a line are outliers
 SIZES = tuple(1 << power for power in range(10, 27, 2))  # bytes: 1 KiB to 64 MiB
 LEAST = 3  # sizes that are measured however long they take; 2 with several flows
 SMALL = 1 << 17  # bytes; such messages are noisy and cheap
@@ -45,13 +44,11 @@ SIDE, PRODUCTS = 192, 16  # of matrices that fit in the cache; products long eno
 def fit(times: Mapping[int, Sequence[float]]) -> Line:
     """Return the line α + β b through measured times, {bytes: seconds}; t_b is the median of the times of b bytes.
 
-    First, take the line through two of the points (or through one, with α = 0 or β = 0) that has the least sum
+    Of all lines through two of the points (or through one, with α = 0 or β = 0), it has the least sum
 
-        Σ_b |log((α + β b)/t_b)|
+        Σ_b b^¼ |log((α + β b)/t_b)|
 
-    In this sum small messages count as much as large ones, and outliers count little. If fewer than three points are
-    near this line, return it. Otherwise use the near points. Take the β ≥ 0 that minimises  Σ_b b ((α + β b)/t_b − 1)²,
-    since long messages are timed best. For this β, take the α ≥ 0 that minimises the sum without the factor b.
+    So relative errors count, outliers count little, and long messages, which are timed best, count a little more.
     """
     b, t = np.array([(float(size), median(each)) for size, each in times.items()]).reshape(-1, 2).T
     lines = [(each, 0.0) for each in t] + [(0.0, each) for each in t / b]
@@ -59,19 +56,8 @@ def fit(times: Mapping[int, Sequence[float]]) -> Line:
         beta = (t[q] - t[p]) / (b[q] - b[p])
         lines.append((t[p] - beta * b[p], beta))
     alphas, betas = np.array([line for line in lines if min(line) >= 0]).T
-    off = np.abs(np.log((alphas[:, None] + betas[:, None] * b) / t))
-    best = off.sum(1).argmin()
-    near = off[best] < NEAR
-    if near.sum() < 3:
-        return Line(float(alphas[best]), float(betas[best]))
-    b, t = b[near], t[near]
-    w = np.sqrt(b) / t
-    beta, alpha = np.polyfit(b, t, 1, w=w)
-    if alpha < 0:
-        return Line(0.0, float((w * b) @ (w * t) / ((w * b) @ (w * b))))
-    beta = max(0.0, beta)
-    alpha = (1 - beta * b / t) @ (1 / t) / (1 / t @ (1 / t))
-    return Line(max(0.0, float(alpha)), float(beta))
+    best = (b**0.25 * np.abs(np.log((alphas[:, None] + betas[:, None] * b) / t))).sum(1).argmin()
+    return Line(float(alphas[best]), float(betas[best]))
 
 
 def over_delay(times: dict[int, list[float]], measure: Callable[[int, int], None]) -> Line:
@@ -104,8 +90,7 @@ def probe(
     On each link all ranks send a message to the next rank, then reduce a tensor, and then send to all other ranks.
     Sending to all is slower if ranks share a network card, or GPUs share a PCIe switch. Messages have 1 KiB, 4 KiB and
     so on, until the time is used up. Where 1 KiB takes more than 3 ms, as between cities, they go on until they show
-    the rate, for a minute or less per number of flows. α is a round trip there: gloo asks the receiver first. Nobody
-    else should use the network meanwhile.
+    the rate, for a minute or less per number of flows, and α is a round trip. Nobody else should use the network.
 
     Args:
         comm: the ranks, and with a mesh their nodes; None means all ranks.
