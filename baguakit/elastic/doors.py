@@ -30,7 +30,7 @@ class Door:
         self.address = ""
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []  # the one that listens, and one for each caller
-        with suppress(OSError):  # an interface without an IPv4 address: others wait for signs of life
+        with suppress(OSError, ImportError):  # no address is known: others wait for signs of life
             host = own_address()
             listener = socket.create_server((host, 0), family=family_of(host), backlog=1024)
             listener.setblocking(False)
@@ -106,13 +106,11 @@ def own_address() -> str:
     """Return the address that gloo uses: that of GLOO_SOCKET_IFNAME, else of the host's name, else 127.0.0.1.
 
     Raises:
-        OSError: the interface has no IPv4 address, or this is Windows, where it is not known.
+        OSError, ImportError: the interface has no IPv4 address, or this is Windows, where it is not known.
     """
     for name in filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")):
-        try:
-            import fcntl
-        except ImportError as error:
-            raise OSError(str(error)) from None
+        import fcntl
+
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
             found = fcntl.ioctl(asked.fileno(), SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
         return socket.inet_ntoa(found[20:24])

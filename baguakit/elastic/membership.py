@@ -63,7 +63,7 @@ class Membership(Rounds):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.used = False  # by an attachment
+        self.used = False  # by an attachment; or nobody is to be warned again
         self.bodies = 0  # the number of `recoverable` blocks that have ended
         self._engines: list[Engine] = []
         self._kept: dict[Engine, Kept | None] = {}  # of attachments outside of a round; None: never in one
@@ -269,16 +269,14 @@ def free() -> None:
         pause *= 2
 
 
-def warn_if_unused(is_used: Callable[[], bool]) -> None:
-    """Warn at the first step of an optimizer, or at the end of the process, unless `is_used()` is true by then."""
-    over = False  # the hook stays: torch iterates over the hooks while it calls this one
+def warn_if_unused(membership: Membership) -> None:
+    """Warn at the first step of an optimizer, or at the end of the process, if the membership is not used by then."""
 
     def check(optimizer: Any = None, *_: Any) -> None:
-        nonlocal over
         groups = [{"lr": 1}] if optimizer is None else optimizer.param_groups
-        if over or is_used() or not any(float(group.get("lr", 0)) for group in groups):  # checkpoints: lr=0
+        if membership.used or not any(float(group.get("lr", 0)) for group in groups):  # checkpoints: lr=0
             return
-        over = True
+        membership.used = True  # the hook stays: torch iterates over the hooks while it calls this one
         warnings.warn(
             "bk.elastic.join has returned a group, and nothing is attached to it: this rank trains alone; "
             "pass comm= to bk.attach",
@@ -366,7 +364,7 @@ def join(
     membership.meet()
     comm = ElasticComm(membership.group, membership=membership)
     membership.follow = comm.follow
-    warn_if_unused(lambda: membership.used)
+    warn_if_unused(membership)
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         # `leave` runs on a thread, because the signal may have interrupted another call to the store.
         signal.signal(signal.SIGTERM, lambda *_: run(membership.leave, "leave"))
