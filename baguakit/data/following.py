@@ -155,9 +155,8 @@ class Followed(Generic[T]):
         if not 0 <= step <= len(self):
             raise ValueError(f"consumed is {consumed} and this pass has {now.before + len(self)} items on each rank")
         done = [[len(seats), [list(astuple(seat)) for seat in seats]] for seats in stretch.done]
-        behind = {"behind": list(stretch.behind)} if any(stretch.behind) else {}
-        place = {"epoch": stretch.epoch, "done": done, "ranks": len(stretch.behind)}
-        return {**self._signature(), **place, "step": step + stretch.behind[now.rank], **behind}
+        place = {"epoch": stretch.epoch, "done": done, "ranks": len(stretch.behind), "behind": list(stretch.behind)}
+        return {**self._signature(), **place, "step": step + stretch.behind[now.rank]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from `state`, on the same or another number of ranks; trained samples are not repeated.
@@ -180,8 +179,7 @@ class Followed(Generic[T]):
             if state.get(name) != here:
                 differs = f"this state was taken with {name}={state.get(name)!r} and the sampler has {here!r}"
                 raise ValueError(f"{differs}; build the sampler with the same arguments, or start the epoch again")
-        kinds = {name: kind_of(form) for name, form in FORM.items() if name in state}
-        taken = {name: kind.take(f"{name} in the state", state[name]) for name, kind in kinds.items()}
+        taken = {x: kind_of(form).take(f"{x} in the state", state[x]) for x, form in FORM.items() if x in state}
         ranks, behind = taken["ranks"], taken.get("behind", [0] * taken["ranks"])
         # A state of 0.2.0 has one number of steps, and not a seat for each rank.
         done = [(n, [(seats, seats, -1, 0)] * n if isinstance(seats, int) else seats) for n, seats in taken["done"]]

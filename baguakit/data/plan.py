@@ -90,15 +90,12 @@ class Limit:
         full = min(len(samples) // ranks, self.batch_size or len(samples))
         if self.budget is None:
             return max(1, full)
-        needed: Costs
         fit = look = 32
         while fit >= look and look < max(full, 64):
             look *= 2
             first = costs[samples[: min(look, full) * ranks]]
-            if self.padded:
-                needed = np.maximum.accumulate(first)[ranks - 1 :: ranks] * np.arange(1, len(first) // ranks + 1)
-            else:
-                needed = np.cumsum(first)[ranks - 1 :: ranks] / ranks
+            so_far = (np.maximum.accumulate if self.padded else np.cumsum)(first)[ranks - 1 :: ranks]
+            needed = so_far * np.arange(1, len(so_far) + 1) if self.padded else so_far / ranks
             fit = int(np.searchsorted(needed, self.budget * (1 + 1e-9), side="right"))
         return max(1, fit)
 
@@ -163,15 +160,13 @@ def _last(samples: Indices, rest: int, costs: Costs, ranks: int, limit: Limit) -
     Try one step, then two steps in which each rank has a sample. If both exceed the limit, repeat samples at the end.
     """
     whole = len(samples) - rest
-    choices = [[samples]] if whole else []
-    if whole >= 2 * ranks:
-        choices.append([samples[: whole - ranks], samples[whole - ranks :]])
-    for parts in choices:
-        steps = [one_step(part, costs, ranks) for part in parts]
-        if all(limit.allows(batch, costs) for step in steps for batch in step):
-            return steps
-    repeated = one_step(np.resize(samples[whole:], ranks), costs, ranks)
-    return [one_step(samples[:whole], costs, ranks), repeated] if whole else [repeated]
+    for parts in ([samples], [samples[: whole - ranks], samples[whole - ranks :]]):
+        if min(map(len, parts)) >= ranks:
+            steps = [one_step(part, costs, ranks) for part in parts]
+            if all(limit.allows(batch, costs) for step in steps for batch in step):
+                return steps
+    repeated = np.resize(samples[whole:], ranks)
+    return [one_step(part, costs, ranks) for part in (samples[:whole], repeated) if len(part)]
 
 
 # The division of a pass among ranks that may change
