@@ -270,8 +270,10 @@ def split(
         group, used, size = open_.get(kind, ([], 0, 0))
         full = used + p.nbytes > bucket_bytes and 2 * used >= (least or 0)
         if not group or full or used + min(p.nbytes, 1) > size:
-            first = kind not in open_
-            size = bucket_bytes if least is None else tapered_bytes(bucket_bytes, least, left[kind], first)
+            size = bucket_bytes
+            if least is not None:  # half of it for the first group, or half of what is left; no small rest
+                size = max(least, bucket_bytes // 2, left[kind] // 2 if kind in open_ else 0)
+                size = min(bucket_bytes, left[kind] if 2 * left[kind] < 3 * size else size)
             group, used = [], 0
             groups.append(group)
         group.append(p)
@@ -281,9 +283,3 @@ def split(
         place = {p: i for i, p in enumerate(params)}
         groups.sort(key=lambda group: -place[group[-1]])
     return groups
-
-
-def tapered_bytes(most: int, least: int, left: int, first: bool) -> int:
-    """Return the size that the next group reaches: `most`, half of it if it is the first, or half of what is `left`."""
-    size = max(least, most // 2, 0 if first else left // 2)
-    return min(most, left if 2 * left < 3 * size else size)  # no small rest

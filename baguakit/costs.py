@@ -201,11 +201,8 @@ class Network(Declared):
         shown += [row("link", "flows", "ranks", "exchange", "α", "1/β", "busy")] * bool(self.links)
         for link in self.links:
             place: tuple[Any, ...] = link.part, link.flows, link.ranks
-            for name, line in (
-                ("message", link.exchange),
-                ("all-reduce", link.all_reduce),
-                ("all-to-all", link.to_all),
-            ):
+            lines = {"message": link.exchange, "all-reduce": link.all_reduce, "all-to-all": link.to_all}
+            for name, line in lines.items():
                 busy = f"{line.busy / (line.beta or 1):.0%}"
                 shown.append(row(*place, name, f"{line.alpha * 1e6:.0f} µs", f"{line.rate / 1e6:.1f} MB/s", busy))
                 place = "", "", ""

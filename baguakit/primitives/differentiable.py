@@ -207,10 +207,7 @@ class Differentiable:
         return self._do("reduce_scatter", x)
 
     def all_to_all(
-        self,
-        x: Tensor,
-        output_split_sizes: Sequence[int] | None = None,
-        input_split_sizes: Sequence[int] | None = None,
+        self, x: Tensor, output_split_sizes: Sequence[int] | None = None, input_split_sizes: Sequence[int] | None = None
     ) -> Tensor:
         """Send a part of `x` (rows, …) to each rank, and return the parts for this rank, in the order of the ranks.
 
