@@ -13,7 +13,7 @@ from training import batch, net, sgd
 import baguakit as bk
 from baguakit.comm.symmetric import CTAS, Space
 from baguakit.kernels import operators
-from baguakit.primitives import one_kernel
+from baguakit.primitives import compressed, one_kernel
 
 
 def without_memory():
@@ -70,16 +70,16 @@ class Standing:
         return lambda: self.noted.append(name)
 
 
+def mean_over_gloo_(x, *rest):
+    dist.all_reduce(x.mul_(1 / dist.get_world_size()))
+    return torch.ones(CTAS, dtype=torch.bool)
+
+
 def trained(standing, steps=2):
     model, comm = net(), bk.Comm()
     optimizer = sgd(model.parameters())
-
-    def mean_(x, *rest):
-        dist.all_reduce(x.mul_(1 / comm.size))
-        return torch.ones(CTAS, dtype=torch.bool)
-
     with (
-        patch.object(one_kernel.operators, "mean_in_one_kernel_", mean_),
+        patch.object(one_kernel.operators, "mean_in_one_kernel_", mean_over_gloo_),
         bk.attach(model, optimizer, bk.algorithms.bytegrad(), comm=comm._with(_node=standing), timeout=5) as att,
     ):
         for step in range(steps):
@@ -99,6 +99,31 @@ def test_an_attachment_has_memory_of_its_own_and_says_how_it_flew():
 
     for noted in ranks(2, run):
         assert noted == ["mean"] * (2 + 2) + ["check", "close"]  # two of zeros, without and with a residual
+
+
+def test_errors_of_compression_are_those_of_the_shards_that_are_sent():
+    """In one hop and in two."""
+
+    def run():
+        found = []
+        for values, one_hop in ((1001, 1 << 60), (4001, 0)):
+            for standing in (None, Standing()):
+                model = torch.nn.Linear(values, 1, bias=False)
+                model.weight.data.fill_(1.0)
+                rule = bk.during_backward(bk.stages.CompressedMean(bk.compressors.UInt4(block=64)))
+                with (
+                    patch.object(one_kernel.operators, "mean_in_one_kernel_", mean_over_gloo_),
+                    patch.object(compressed, "ONE_HOP_VALUES", one_hop),
+                    bk.attach(model, sgd(model.parameters()), rule, comm=bk.Comm()._with(_node=standing)) as att,
+                ):
+                    att.compression_error()  # begins to measure
+                    model(torch.linspace(-1, 3, values) ** (1 + dist.get_rank())).sum().backward()
+                    found.append(att.compression_error())
+                assert standing is None or len(standing.own.noted) > 2
+        return found
+
+    for one, other, two, another in ranks(2, run):
+        assert one == other and two == another and min(*one, *two) > 0
 
 
 def test_a_flight_without_the_values_of_a_rank_raises_and_ends_the_waits():

@@ -41,8 +41,9 @@ class Comm(Inner):
             means of fp32, bf16 and fp16, and compressed ones that do not round at random, with the same results. That
             is for a group on one node or, with a mesh, for `intra`. `attach`, or the first mean, makes the memory, of
             256 MiB a rank at most; NCCL sends what needs more, and everything if a rank cannot reach the memory of the
-            others, which a warning names. `Hierarchical` scatters and gathers by NCCL. Tests execute the kernel on
-            CPUs, instruction by instruction; no GPU has run it yet, so the default is False.
+            others, which a warning names. `Hierarchical` scatters and gathers by NCCL. A CUDA graph with such a mean
+            must not run beside other means of this `Comm`. Tests execute the kernel on CPUs, instruction by
+            instruction; no GPU has run it yet, so the default is False.
 
     Attributes:
         rank, size: the rank of this process in the group, and the number of ranks.
