@@ -310,7 +310,7 @@ FAULTY = [  # (part, the check that finds it, words of the sentence)
     (Undeclared(), "declared", 'state["m"] is not'),
     (Replaces(), "state", "replaces a tensor of its state"),
     (CountsInPython(), "state", "the result of round 2 differs by up to"),
-    (Different(), "result", "values differ from those of rank 0"),
+    (Different(), "result", "values differ between ranks"),
     (HidesNaN(), "not_finite", "all values are finite after nan on rank 1"),
     (KeepsNaN(), "not_finite", "state.m differs"),
     (Reads(), "host_sync", "Waited"),

@@ -41,11 +41,10 @@ def test_the_page_is_followed(tmp_path):
     """The check of docs/own_algorithm.md passes its example, and has the page's sentence for the mistake it names."""
     page = ROOT / "docs" / "own_algorithm.md"
     code, command = blocks_of(page)[0], re.search(r'^python -c "(.*)"$', page.read_text(), re.MULTILINE)[1]
-    memory = code.replace('m = torch.lerp(state["m"]', 'm = torch.lerp(self.held.setdefault("m", torch.zeros_like(x))')
-    memory = memory.replace('state["m"].copy_', 'self.held["m"].copy_').replace(
+    memory = code.replace('state["m"].lerp_', 'self.held.setdefault("m", state["m"].clone()).lerp_').replace(
         "    elementwise", "    held: ClassVar = {}\n    elementwise"
     )
-    for source, words in ((code, ""), (memory, "OneBitMomentum() fails the check determinism")):
+    for source, words in ((code, ""), (memory, "OneBitMomentum(compressor=Sign()) fails the check determinism")):
         (tmp_path / "mine.py").write_text(source)
         found = subprocess.run([sys.executable, "-c", command], cwd=tmp_path, capture_output=True, text=True)
         said = found.stderr.splitlines()[-1] if words else ""

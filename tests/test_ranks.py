@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import baguakit as bk
-from baguakit.ranks import RankError
+from baguakit.ranks import RankError, live, serving
 from baguakit.ranks.serving import Launcher
 
 pytest.importorskip("cloudpickle")
@@ -46,6 +46,19 @@ def test_a_closure_runs_on_every_rank_and_its_values_come_back_in_order(ranks):
         return comm.rank, comm.size, float(comm.all_reduce(torch.tensor(factor * comm.rank + offset)))
 
     assert ranks.run(total, 0.5) == [(rank, 3, 31.5) for rank in range(3)]
+
+
+def test_without_cloudpickle_what_the_program_defines_is_refused(ranks, monkeypatch):
+    """The ranks would import another `__main__`, and not find it there."""
+
+    class Mine:
+        __module__, __qualname__ = "__main__", "Mine"
+
+    monkeypatch.setattr(sys.modules["__main__"], "Mine", Mine, raising=False)
+    for module in (live, serving):
+        monkeypatch.setattr(module, "takes_closures", lambda: False)
+    with pytest.raises(TypeError, match="what the program itself defines must stand in a module; for clos"):
+        ranks.run(repr, Mine())
 
 
 def test_ranks_are_processes_of_their_own_and_stay(ranks):

@@ -75,7 +75,7 @@ def result(stage: Stage) -> Iterator[str]:
             if y.dtype != dtype or not of_all.isfinite().all():
                 yield f"that of {dtype} in round {round} is {y.dtype}, {int(y.isfinite().sum())} of {len(y)} finite"
             if stage.same_on_all_ranks and not (of_all == of_all[0]).all():
-                yield f"in round {round} {int((y != of_all[0]).sum())} of {len(y)} values differ from those of rank 0"
+                yield f"in round {round} {int((of_all != y).any(0).sum())} of {len(y)} values differ between ranks"
 
 
 @STAGES.add("the mean of the results is that of the values, with `averages`", RANKS, lambda s: flat(s) and s.averages)
