@@ -1,4 +1,4 @@
-"""Compile the kernel of means over ranks for a target, and print what its code does: a line of JSON for each variant.
+"""Compile kernels of exchanges between ranks for a target, and print facts of their code: a line of JSON for each.
 
     python exchange_code.py TARGET [FORMAT…]
 
@@ -11,7 +11,7 @@ import sys
 import torch
 import triton
 from ahead_of_time import TARGETS, cuda_facts
-from launches import Asked, joint, wires
+from launches import ROWS, Asked, in_rows, joint, wires
 from variants import why
 
 VALUES = 4096  # of a tile
@@ -34,6 +34,9 @@ if __name__ == "__main__":
         for one_hop in (False, True):
             asked.within = {"format": form, "one_hop": one_hop}
             joint(wire, torch.float32, one_hop, LENGTH)
+        for kind in ROWS:
+            asked.within = {"format": form, "kind": kind}
+            in_rows(kind, wire, torch.float32, LENGTH // 3)
     for described, options, source in asked.seen.values():
         facts = facts_of(asked, options, source, {"target": name, "kernel": source.name} | described)
         failed = failed or "error" in facts

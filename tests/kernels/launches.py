@@ -29,6 +29,7 @@ from baguakit.kernels import mixing_gpu as mixing_triton
 from baguakit.kernels import topk
 from baguakit.kernels import topk_gpu as topk_triton
 from baguakit.kernels.blockwise import gpu as blockwise_launch
+from baguakit.kernels.exchange import rows_gpu as rows_launch
 from baguakit.kernels.exchange.mean_gpu import mean_
 from baguakit.kernels.exchange.tiles_gpu import Memory, Wire
 from baguakit.kernels.steps import gpu as steps_launch
@@ -102,6 +103,8 @@ def launches():
             yield f"top k, {dtype}, {chunk=}, {lost=}", lambda args=(dtype, chunk, lost): keeping(*args)
     for (name, wire), dtype, one_hop in itertools.product(wires(), DTYPES[:3], (False, True)):
         yield f"mean of ranks, {name}, {dtype}, {one_hop=}", lambda args=(wire, dtype, one_hop): joint(*args)
+    for kind, (name, wire), dtype in itertools.product(ROWS, wires(), DTYPES[:3]):
+        yield f"{kind}, {name}, {dtype}", lambda args=(kind, wire, dtype): in_rows(*args)
 
 
 def wires():
@@ -113,13 +116,32 @@ def wires():
     yield "exact", lambda dtype: Wire(None, dtype=dtype, exact=True)
 
 
-def joint(wire_of, dtype, one_hop, length=LENGTH):
+def memory(neighbors=False):
     rank, ranks, ctas, half_bytes, limit = 1, 3, 2, 1 << 20, 10**9
     addresses = torch.zeros(ranks, dtype=torch.int64)
     counters, control = (torch.zeros(count, dtype=torch.int32) for count in (ctas, 1 + ranks))
-    memory = Memory(rank, ranks, addresses, counters, control, half_bytes, limit)
+    return Memory(rank, ranks, addresses, counters, control, half_bytes, limit, neighbors)
+
+
+def joint(wire_of, dtype, one_hop, length=LENGTH):
     [x], [lost], wire = values(dtype, length=length), values(torch.float32, length=length), wire_of(dtype)
-    mean_(memory, wire, x, None if wire.exact else lost, one_hop)
+    mean_(memory(), wire, x, None if wire.exact else lost, one_hop)
+
+
+ROWS = ("all-gather", "reduce-scatter", "all-to-all", "neighbours")
+
+
+def in_rows(kind, wire_of, dtype, length=LENGTH):
+    [x], [out], wire = values(dtype, length=3 * length), values(dtype, length=3 * length), wire_of(dtype)
+    if kind == "reduce-scatter":
+        [lost] = values(torch.float32, length=3 * length)
+        rows_launch.reduce_scatter(memory(), wire, x, out[:length], None if wire.exact else lost, average=True)
+    elif kind == "neighbours" and wire.exact:
+        rows_launch.neighbor_mean_(memory(neighbors=True), x[:length], 0.5, {0: 0.25, 2: 0.25}, {0: 1.0})
+    elif kind == "all-gather":
+        rows_launch.all_gather(memory(), None if wire.exact else wire, x[:length], out)
+    elif kind == "all-to-all":
+        rows_launch.all_to_all(memory(), None if wire.exact else wire, x, out, *[[length, length, length]] * 2)
 
 
 def values(dtype, count=1, length=LENGTH):

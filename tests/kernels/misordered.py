@@ -2,7 +2,7 @@
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -125,8 +125,8 @@ RIGHT = Planted("signals_gpu.py", ((HEARD, SPIN + BARRIER + GOOD),), ())  # a ba
 
 
 @contextmanager
-def planted(fault: Planted, folder: Path) -> Iterator[Callable[..., Any]]:
-    """Within it, `mean_` of a copy of the kernel in which a fault is planted."""
+def planted(fault: Planted, folder: Path, module: str = "mean_gpu") -> Iterator[Any]:
+    """Within it, a module of a copy of the kernels in which a fault is planted."""
     package = ModuleType(f"baguakit.kernels.{folder.name}")
     package.__path__ = [str(folder)]
     for file in Path(whole.__path__[0]).glob("*.py"):
@@ -137,7 +137,7 @@ def planted(fault: Planted, folder: Path) -> Iterator[Callable[..., Any]]:
         (folder / file.name).write_text(text)
     sys.modules[package.__name__] = package
     try:
-        yield importlib.import_module(f"{package.__name__}.mean_gpu").mean_
+        yield importlib.import_module(f"{package.__name__}.{module}")
     finally:
         for name in [name for name in sys.modules if name.startswith(package.__name__)]:
             del sys.modules[name]

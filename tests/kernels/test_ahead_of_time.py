@@ -275,14 +275,14 @@ def exchange(request: pytest.FixtureRequest) -> tuple[dict, ...]:
     return without_errors(printed_by("exchange_code.py", request.param))
 
 
-def test_means_over_ranks_take_no_more_than_they_do(exchange):
-    """Tiles of 4,096 values take nearly all registers; in two hops some spill."""
+def test_exchanges_between_ranks_take_no_more_than_they_do(exchange):
+    """Tiles of 4,096 values take nearly all registers; in means in two hops some spill."""
     for facts in exchange:
         assert sum(facts["spilled"]) <= SPILLED, name_of(facts)
         assert (facts["unasked"], facts["flushing"]) == (0, []), name_of(facts)
 
 
-def test_means_over_ranks_move_values_in_sixteen_bytes(exchange):
+def test_exchanges_between_ranks_move_values_in_sixteen_bytes(exchange):
     """Those of x: loaded and stored at the ends, four at a time, eight times a thread."""
     for facts in exchange:
         for kind in ("ld", "st"):

@@ -21,7 +21,10 @@ OTHERS = ("ahead_of_time", "launches", "host_time", "libraries", "blockwise_nump
 FILES = sorted(
     path.name for path in KERNELS.glob("test_*.py") if not path.stem.removeprefix("test_").startswith(OTHERS)
 )
-MEANS = tuple(f"test_executed_{name}.py" for name in ("exchange", "primitives", "virtual"))
+MEANS, ROWS = (
+    tuple(f"test_executed_{name}.py" for name in names)
+    for names in (("exchange", "primitives", "virtual"), ("rows", "traffic"))
+)
 
 
 def executed(arch, *files, marks=""):
@@ -45,29 +48,32 @@ def test_planted_faults_are_found_and_few_sectors_are_touched(arch):
 
 
 @pytest.mark.timeout(600)
-def test_a_mean_over_ranks_in_one_kernel():
-    assert "skipped" not in executed(90, *MEANS, marks="not slow")
+def test_exchanges_between_ranks_in_one_kernel():
+    assert "skipped" not in executed(90, *MEANS, ROWS[0], marks="not slow")
 
 
 @pytest.mark.slow
 @pytest.mark.release
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("files", [MEANS, ROWS], ids=["means", "rows"])
 @pytest.mark.parametrize("arch", ARCHS)
-def test_means_over_ranks_in_one_kernel(arch):
-    assert re.search(r"[1-9]\d* orders of \d+ exchanges", executed(arch, *MEANS, marks="slow"))
+def test_exchanges_between_ranks_of_all_kinds_in_one_kernel(arch, files):
+    assert re.search(r"[1-9]\d* orders of \d+ exchanges", executed(arch, *files, marks="slow"))
 
 
 @pytest.mark.slow
 @pytest.mark.release
 @pytest.mark.timeout(3600)
-def test_means_over_ranks_in_every_order():
-    executed(90, "test_executed_orders.py", marks="slow")
+@pytest.mark.parametrize("file", ["test_executed_orders.py", "test_executed_rows_orders.py"])
+def test_exchanges_between_ranks_in_every_order(file):
+    executed(90, file, marks="slow")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_faults_of_ordering_are_found_and_no_rank_waits_for_one_that_is_late():
-    executed(90, "test_executed_misordered.py", "test_executed_late.py", marks="slow")
+    files = "test_executed_misordered.py", "test_executed_misordered_rows.py", "test_executed_late.py"
+    executed(90, *files, marks="slow")
 
 
 @pytest.mark.slow

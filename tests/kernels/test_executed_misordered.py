@@ -36,10 +36,10 @@ def tried(fault, name, gpu, folder):
     """Return, for each of some orders, the first fault, or None, and whether all bytes were right."""
     folder = folder / f"planted_{name.replace(' ', '_')}"
     folder.mkdir()
-    with planted(fault, folder) as mean_:
+    with planted(fault, folder) as copy:
         for order in drawn(ORDERS):
             half = max(mean.bytes for mean in fault.means)
-            node = Node(fault.means[0].ranks, half, 2, begun=fault.begun, mean_=mean_)
+            node = Node(fault.means[0].ranks, half, 2, begun=fault.begun, mean_=copy.mean_)
             found: list = []
             try:
                 results = run(gpu, node, *fault.means, order=order, found=found)

@@ -42,6 +42,7 @@ def mean_kernel(
     whole, tiles = (length - (shards - 1) * n) // (BLOCK * BLOCKS), (n - 1) // (BLOCK * BLOCKS) + 1
     masked = whole + (cta + ctas - whole % ctas) % ctas  # the first masked tile of this CTA
     own_ptr, words_at = memory_of(peers_ptr, rank), 2 * tl.cast(half_bytes, tl.int64)
+    factor = tl.div_rn(1.0, ranks.to(tl.float32)) if EXACT else None
     row_at, mean_at = half + tl.cast(rank, tl.int64) * row_bytes, half + tl.cast(ranks + rank, tl.int64) * row_bytes
 
     for step in range(shards):
@@ -52,7 +53,7 @@ def mean_kernel(
             for tile in range(masked if MASKED else cta, tiles if MASKED else whole, ctas):
                 send_tile(
                     x_ptr, residual_ptr, peers_ptr, peer, count, ranks, row_at, signs_ptr, header_at, shard, tile, n,
-                    length, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, NARROW, EXACT,
+                    length, factor, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, NARROW,
                 )  # fmt: skip
         for more in range(count):
             announce(word_at(memory_of(peers_ptr, (peer + more) % ranks), words_at, 0, ranks, rank), number)
@@ -109,13 +110,10 @@ def mean_(memory: Memory, wire: Wire, x: Tensor, residual: Tensor | None = None,
         A bool tensor (ctas,), False also of CTAs that gave up waiting: their values are NaN.
 
     Raises:
-        ValueError: the memory is too small.
+        ValueError: the memory is too small, or for exchanges between neighbours.
     """
     n = shard_of(memory, len(x), one_hop)
-    if (needed := bytes_of(memory, wire, len(x), one_hop)) > memory.half_bytes:
-        raise ValueError(
-            f"a mean of {len(x):,} values needs {needed:,} bytes; half the memory is {memory.half_bytes:,}"
-        )
+    memory.must_hold(f"a mean of {len(x):,} values", bytes_of(memory, wire, len(x), one_hop))
     ok = torch.empty(memory.ctas, dtype=torch.bool, device=x.device)
     at_16 = not any(each.data_ptr() % 16 for each in (x, residual) if each is not None)
     launch(

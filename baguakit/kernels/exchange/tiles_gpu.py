@@ -6,7 +6,8 @@ what came before it: nobody reads the half any more. For this, every exchange ha
 every exchange. The count is in device memory, so that a CUDA graph can repeat a launch.
 
 Values cross in a format's codes and headers or, if DECODE is None, as numbers of the dtype WORD. With EXACT the numbers
-are multiplied by 1/n before they are sent, and added, as in an all-reduce; else they are added and then divided by n.
+are multiplied by a factor before they are sent, and added, as in an all-reduce; else they are added and then divided by
+n. Integers are bytes of any kind: they cross as they are.
 """
 
 from dataclasses import dataclass
@@ -28,6 +29,7 @@ from .signals_gpu import heard
 
 TILE = 4 * WARP  # values that a CTA takes at once
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+DTYPES |= {torch.int8: tl.int8, torch.int16: tl.int16, torch.int32: tl.int32, torch.int64: tl.int64}
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Memory:
             rank r writes 1 to place 1 + r.
         half_bytes: of each of the two halves.
         limit: nanoseconds after which a wait gives up.
+        neighbors: whether it is for exchanges between neighbours (`rows_gpu.py`), or for those of all ranks.
     """
 
     rank: int
@@ -51,11 +54,21 @@ class Memory:
     control: Tensor
     half_bytes: int
     limit: int
+    neighbors: bool = False
 
     @property
     def ctas(self) -> int:
         """Return the number of CTAs of every exchange."""
         return len(self.counters)
+
+    def must_hold(self, what: str, needed: int, neighbors: bool = False) -> None:
+        """Raise a ValueError if an exchange needs more bytes than a half has, or a memory for the other exchanges."""
+        if needed > self.half_bytes:
+            raise ValueError(f"{what} needs {needed:,} bytes; half the memory is {self.half_bytes:,}")
+        if neighbors != self.neighbors:
+            kinds = "between neighbours", "of all ranks"
+            theirs, others = kinds if self.neighbors else kinds[::-1]
+            raise ValueError(f"{what} is an exchange {others}, and the memory is for those {theirs}: give it its own")
 
 
 @dataclass(frozen=True)
@@ -66,6 +79,10 @@ class Wire:
     block: int = 1024
     dtype: torch.dtype = torch.float32
     exact: bool = False
+
+    def __post_init__(self) -> None:
+        if self.dtype not in DTYPES or (self.exact and not self.dtype.is_floating_point):
+            raise TypeError(f"a kernel that exchanges adds float32, bfloat16 or float16, not {self.dtype}")
 
     def row_bytes(self, n: int) -> int:
         """Return the bytes of a packed row of `n` values, a multiple of 16."""
@@ -146,6 +163,12 @@ def unpacked(codes, word, DECODE, FORM):
 
 
 @triton.jit
+def widened(x):
+    """Return numbers in fp32, but integers as they are."""
+    return x.to(tl.float32) if tl.constexpr(x.dtype.is_floating()) else x
+
+
+@triton.jit
 def spread(
     peers_ptr, first, count, ranks, row_at, header_at, codes, word, n, block, at, inside,
     DECODE, WORD, FORM, BLOCK, MASKED, WIDTH,
@@ -165,22 +188,22 @@ def fetched(row_ptr, header_at, n, block, at, inside, DECODE, WORD, FORM, BLOCK,
     """Return the values of a tile of a packed row, which are rotated if the format rotates."""
     if DECODE is None:
         numbers = values_at(row_ptr.to(tl.pointer_type(WORD)), at, WIDTH, True)
-        return load(numbers, inside if MASKED else None).to(tl.float32)
+        return widened(load(numbers, inside if MASKED else None))
     else:
         return load_values(row_ptr, header_at, n, block, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
 
 
 @triton.jit
 def send_tile(
-    x_ptr, residual_ptr, peers_ptr, first, count, ranks, row_at, signs_ptr, header_at, shard, tile, n, length,
-    MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDE, NARROW, EXACT,
+    x_ptr, residual_ptr, peers_ptr, first, count, ranks, row_at, signs_ptr, header_at, shard, tile, n, length, factor,
+    MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDE, NARROW,
 ):  # fmt: skip
-    """Pack a tile of a shard for `count` ranks, from rank `first` on, and store what is lost."""
+    """Pack a tile of a shard, times a factor if there is one, for `count` ranks from `first` on; store what is lost."""
     WIDTH: tl.constexpr = 1 if MASKED else WIDE  # masked values move one by one
     block, at, inside, present = place_of(tile, shard, n, length, FORM, BLOCK, BLOCKS, MASKED)
-    x = load(values_at(x_ptr + shard * n, at, WIDTH, MASKED or NARROW), present if MASKED else None).to(tl.float32)
-    if EXACT:
-        x *= tl.div_rn(1.0, ranks.to(tl.float32))
+    x = widened(load(values_at(x_ptr + shard * n, at, WIDTH, MASKED or NARROW), present if MASKED else None))
+    if factor is not None:
+        x *= factor
     coded = rotate(x, signs_ptr) if FORM[ROTATED] else x
     codes, word = packed(coded, False, n, block, inside, MEASURE, ENCODE, WORD, FORM, BLOCK, MASKED)
     spread(
@@ -245,6 +268,14 @@ def summed(
 
 
 @triton.jit
+def store_nan(x_at, present):
+    """Store NaN, or in integers the bits of one."""
+    dtype: tl.constexpr = x_at.dtype.element_ty
+    NAN: tl.constexpr = float("nan") if tl.constexpr(dtype.is_floating()) else -1
+    tl.store(x_at, tl.full(x_at.shape, NAN, dtype), present)
+
+
+@triton.jit
 def land_tile(
     x_ptr, row_ptr, signs_ptr, row_bytes, header_at, shard, ranks, tile, n, length, good,
     DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDE, NARROW, EXACT, SUM: tl.constexpr,
@@ -270,5 +301,5 @@ def land_tile(
         small = tl.abs(rounded(values, x_ptr.dtype.element_ty).to(tl.float32)) < float("inf")
         finite = tl.min(tl.reshape((small | ~present if MASKED else small).to(tl.int32), (BLOCK * BLOCKS,)), 0) != 0
     else:
-        store(x_at, tl.full((BLOCK, BLOCKS), float("nan"), tl.float32), present if MASKED else None)
+        store_nan(x_at, present if MASKED else None)
     return finite

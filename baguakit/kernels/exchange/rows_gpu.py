@@ -1,0 +1,318 @@
+"""Exchanges of the ranks of a node in one kernel, in one hop: each rank writes rows to others, and takes what came.
+
+    all-gather        x                    →  row r of every rank                      out = all rows
+    reduce-scatter    shard p of x         →  row r of rank p                          out = Σ_q row q, or 1/n of it
+    all-to-all        part p of x          →  row r of rank p                          out = all rows
+    neighbour mean    x, times a factor    →  row r of the ranks that hear rank r      x ← w_r x + Σ_q w_q row q
+
+Every rank has the same room for the row of each other. When all ranks wait for all, the two halves of the memory are
+safe in turn (`tiles_gpu.py`). Neighbours wait for each other only, and a rank may be far ahead of one that it does not
+hear. Their rule is: rank s writes to rank r in exchange k after it has heard that r has sent in exchange k − 1.
+
+    By then r has ended exchange k − 2 and those before, in which it read the half that s writes to, since kernels of a
+        rank run one after another. Exchange k − 1 uses the other half.
+    So every rank signals all ranks in every exchange, after its rows, also those that get none: a rank that does not
+        write to r now may do so in the next exchange. A signal is one posted write.
+    Nobody waits for ever. A rank waits until those it writes to have sent in exchange k − 1, and those it hears in k.
+        Of the ranks that wait, take those in the earliest exchange k: all ranks have sent in k − 1, so these can
+        write, and then hear each other.
+
+`mean_kernel` does not wait before it writes: behind such an exchange it could meet a rank that still reads. So
+exchanges between neighbours have a memory of their own. A function raises a ValueError if its memory is of the wrong
+kind or too small, and returns of each CTA whether it heard all ranks that it waits for: a bool tensor (ctas,). Where
+not, the result is NaN, or −1 in integers.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from math import gcd
+from typing import Any
+
+import torch
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+from torch import Tensor
+
+from ..blockwise.format import aligned
+from ..blockwise.tiles_gpu import ROTATED, locate, values_at
+from ..gpu import byte_of, launch, load, restore, store
+from .signals_gpu import announce, heard
+from .tiles_gpu import DTYPES, Memory, Wire, all_heard, fetched, land_tile, memory_of, send_tile, store_nan, word_at
+
+# A table has, for each rank: where its part begins in a tensor, how many values it has, and where the headers of its
+# row begin (PLAIN: the row has values of x as they are). Neighbours wait for the ranks whose parts have values.
+BEGIN, VALUES, HEADER = (tl.constexpr(place) for place in range(3))
+PLAIN = tl.constexpr(-1)
+BYTES = tl.constexpr((8, False, False))  # FORM of values as they are
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+Part = tuple[int, int, int]  # begin, values, header
+
+
+@triton.jit
+def part_of(table_ptr, peer, ranks, NARROW):
+    begin = tl.load(table_ptr + BEGIN * ranks + peer)
+    if not NARROW:
+        begin = begin // 16 * 16  # as it is: so Triton knows that parts are aligned as x is
+    return begin, tl.load(table_ptr + VALUES * ranks + peer), tl.load(table_ptr + HEADER * ranks + peer)
+
+
+@triton.jit
+def met(table_ptr, own_ptr, words_at, rank, ranks, number, control_ptr, limit, THREADS: tl.constexpr):
+    """Wait for the neighbours whose parts have values in a table, and return whether all have come."""
+    senders = tl.arange(0, THREADS) % ranks
+    senders = tl.where(tl.load(table_ptr + VALUES * ranks + senders) > 0, senders, rank)
+    return heard(word_at(own_ptr, words_at, 0, ranks, senders), number, senders, control_ptr, limit, THREADS)
+
+
+@triton.jit
+def tiles_of(n, TILE, MASKED):
+    """Return the first tile of this CTA among those of `n` values that are whole, or MASKED, and where they end."""
+    whole, cta, ctas = n // TILE, tl.program_id(0), tl.num_programs(0)
+    return (whole + (cta + ctas - whole % ctas) % ctas, (n + (TILE - 1)) // TILE) if MASKED else (cta, whole)
+
+
+@triton.jit
+def send_part(
+    x_ptr, residual_ptr, peers_ptr, first, count, ranks, row_at, signs_ptr, header_at, n, factor,
+    MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, WIDTH, NARROW,
+):  # fmt: skip
+    for MASKED in tl.static_range(2):
+        begin, end = tiles_of(n, BLOCK * BLOCKS, MASKED)
+        for tile in range(begin, end, tl.num_programs(0)):
+            send_tile(
+                x_ptr, residual_ptr, peers_ptr, first, count, ranks, row_at, signs_ptr, header_at, 0, tile, n, n,
+                factor, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, NARROW,
+            )  # fmt: skip
+
+
+@triton.jit
+def land_part(out_ptr, row_ptr, signs_ptr, header_at, ranks, n, good, DECODE, WORD, FORM, BLOCK, BLOCKS, WIDTH, NARROW):
+    for MASKED in tl.static_range(2):
+        begin, end = tiles_of(n, BLOCK * BLOCKS, MASKED)
+        for tile in range(begin, end, tl.num_programs(0)):
+            land_tile(
+                out_ptr, row_ptr, signs_ptr, 0, header_at, 0, ranks, tile, n, n, good,
+                DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, NARROW, False, False,
+            )  # fmt: skip
+
+
+@triton.jit
+def add_tile(
+    out_ptr, x_ptr, inbox_ptr, row_bytes, table_ptr, weights_ptr, signs_ptr, header_at, rank, ranks, tile, n, good,
+    DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDE, NARROW, EXACT, NEIGHBORS,
+):  # fmt: skip
+    """Store in out a tile of the weighted sum of rows, added as by `Compressor.add_`, or by `mixing.py` (NEIGHBORS)."""
+    WIDTH: tl.constexpr = 1 if MASKED else WIDE  # masked values move one by one
+    block, at, inside = locate(tile, n, FORM, BLOCK, BLOCKS, MASKED)
+    present = inside if MASKED else None
+    out_at = values_at(out_ptr, at, WIDTH, MASKED or NARROW)
+    if good:
+        if NEIGHBORS:
+            total = load(values_at(x_ptr, at, WIDTH, MASKED or NARROW), present).to(tl.float32)
+            total *= tl.load(weights_ptr + rank)
+        else:
+            total = tl.zeros((BLOCK, BLOCKS), tl.float32)
+            total = total * -1.0 if EXACT else total  # to -0, which changes no sum
+        for peer in range(ranks):
+            if not NEIGHBORS or ((tl.load(table_ptr + VALUES * ranks + peer) > 0) & (peer != rank)):
+                weight = tl.full((BLOCK, BLOCKS), tl.load(weights_ptr + peer), tl.float32)
+                row_ptr = inbox_ptr + tl.cast(peer, tl.int64) * row_bytes
+                y = fetched(row_ptr, header_at, n, block, at, inside, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
+                total = tl.fma(y, weight, total) if NEIGHBORS else total + weight * y
+        store(out_at, restore(total, signs_ptr) + 0.0 if FORM[ROTATED] else total, present)
+    else:
+        store_nan(out_at, present)
+
+
+@triton.jit(
+    do_not_specialize=["rank", "ranks", "limit"],
+    do_not_specialize_on_alignment=["ok_ptr", "counters_ptr", "control_ptr", "sends_ptr", "weights_ptr"],
+)
+def rows_kernel(
+    x_ptr, out_ptr, residual_ptr, ok_ptr, peers_ptr, counters_ptr, control_ptr, rank, ranks, half_bytes, limit,
+    sends_ptr, weights_ptr, signs_ptr,
+    MEASURE: tl.constexpr, ENCODE: tl.constexpr, DECODE: tl.constexpr, WORD: tl.constexpr, FORM: tl.constexpr,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, WIDTH: tl.constexpr, NARROW: tl.constexpr, EXACT: tl.constexpr,
+    THREADS: tl.constexpr, ONE: tl.constexpr, OWN: tl.constexpr, RAW: tl.constexpr, ADD: tl.constexpr,
+    NEIGHBORS: tl.constexpr,
+):  # fmt: skip
+    cta = tl.program_id(0)
+    number = tl.load(counters_ptr + cta) + 1
+    half, row_bytes = (number & 1).to(tl.int64) * half_bytes, tl.cast(half_bytes // ranks // 16 * 16, tl.int64)
+    own_ptr, words_at = memory_of(peers_ptr, rank), 2 * tl.cast(half_bytes, tl.int64)
+    row_at, heard_ptr = half + rank * row_bytes, sends_ptr + 3 * ranks  # the second table
+
+    good = True
+    if NEIGHBORS:
+        good = met(sends_ptr, own_ptr, words_at, rank, ranks, number - 1, control_ptr, limit, THREADS)
+    if good:
+        for step in range(1 if ONE else ranks):
+            peer = (rank + 1 + step) % ranks
+            begin, n, header_at = part_of(sends_ptr, rank if ONE else peer, ranks, NARROW)
+            part_ptr, count = x_ptr + begin, (ranks if OWN else ranks - 1) if ONE else 1
+            if RAW is not None and header_at == PLAIN:
+                send_part(
+                    part_ptr.to(tl.pointer_type(RAW)), None, peers_ptr, peer, count, ranks, row_at, None, 0, n, None,
+                    None, None, None, RAW, BYTES, BLOCK, BLOCKS, WIDTH, NARROW,
+                )  # fmt: skip
+            else:
+                send_part(
+                    part_ptr, None if residual_ptr is None else residual_ptr + begin, peers_ptr, peer, count, ranks,
+                    row_at, signs_ptr, header_at, n, tl.load(weights_ptr + ranks + peer) if EXACT else None,
+                    MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, WIDTH, NARROW,
+                )  # fmt: skip
+            for more in range(ranks if ONE else 1):
+                announce(word_at(memory_of(peers_ptr, (peer + more) % ranks), words_at, 0, ranks, rank), number)
+        if NEIGHBORS:
+            good = met(heard_ptr, own_ptr, words_at, rank, ranks, number, control_ptr, limit, THREADS)
+        else:
+            good = all_heard(own_ptr, words_at, 0, ranks, number, control_ptr, limit, THREADS)
+
+    if ADD:
+        begin, n, header_at = part_of(heard_ptr, rank, ranks, NARROW)
+        for MASKED in tl.static_range(2):
+            first, end = tiles_of(n, BLOCK * BLOCKS, MASKED)
+            for tile in range(first, end, tl.num_programs(0)):
+                add_tile(
+                    out_ptr, x_ptr, own_ptr + half, row_bytes, heard_ptr, weights_ptr, signs_ptr, header_at, rank,
+                    ranks, tile, n, good, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, NARROW, EXACT, NEIGHBORS,
+                )  # fmt: skip
+    else:
+        for peer in range(ranks):
+            begin, n, header_at = part_of(heard_ptr, peer, ranks, NARROW)
+            row_ptr = own_ptr + half + peer * row_bytes
+            if not OWN and peer == rank:  # it was not sent
+                row_ptr = (x_ptr + tl.load(sends_ptr + BEGIN * ranks + rank)).to(tl.pointer_type(tl.uint8))
+            if RAW is not None and header_at == PLAIN:
+                land_part(
+                    (out_ptr + begin).to(tl.pointer_type(RAW)), row_ptr, None, 0, ranks, n, good,
+                    None, RAW, BYTES, BLOCK, BLOCKS, WIDTH, NARROW,
+                )  # fmt: skip
+            else:
+                land_part(
+                    out_ptr + begin, row_ptr, signs_ptr, header_at, ranks, n, good,
+                    DECODE, WORD, FORM, BLOCK, BLOCKS, WIDTH, NARROW,
+                )  # fmt: skip
+    tl.store(ok_ptr + cta, tl.cast(good, tl.uint8))
+    tl.store(counters_ptr + cta, number)
+
+
+def all_gather(memory: Memory, wire: Wire | None, x: Tensor, out: Tensor) -> Tensor:
+    """Store the values of all ranks in `out`, in the order of ranks.
+
+    Args:
+        memory: with room for a row of `x` of each rank in a half.
+        wire: equal on all ranks; the values of `out` are decoded from it, also this rank's. None: bytes as they are.
+        x: contiguous, of equal length on all ranks; apart from `out`, or this rank's part of it.
+        out: contiguous, in the dtype of `x`.
+    """
+    wire, x, out, _ = _as_sent(wire, x, out)
+    part, ranks = (0, len(x), wire.arguments(len(x), x.device)[2]), memory.ranks
+    heard = [(place * len(x), *part[1:]) for place in range(ranks)]
+    own = wire.dtype.is_floating_point  # is rounded as well
+    return _exchange("an all-gather", memory, wire, x, out, [part] * ranks, heard, ONE=True, OWN=own)
+
+
+def reduce_scatter(
+    memory: Memory, wire: Wire, x: Tensor, out: Tensor, residual: Tensor | None = None, average: bool = False
+) -> Tensor:
+    """Store in `out` this rank's shard of the sum of `x` over all ranks, or of their mean.
+
+    Args:
+        memory: with room for a row of a shard of each rank in a half.
+        wire: equal on all ranks; an exact one sends the dtype of `x`.
+        x: contiguous, of equal length on all ranks, a multiple of the number of ranks.
+        out: contiguous, in the dtype of `x`, of a shard's length; apart from `x`, or this rank's shard of it.
+        residual: fp32, contiguous, as long as `x`; overwritten by x − Q(x).
+        average: divide by the number of ranks: x before it is sent if the wire is exact, and else each row.
+    """
+    n, scale = out.numel(), 1 / memory.ranks if average else 1.0
+    sends = [(place * n, n, wire.arguments(n, x.device)[2]) for place in range(memory.ranks)]
+    weights = [1.0 if wire.exact else scale] * memory.ranks + [scale] * memory.ranks
+    heard = [(0, *part[1:]) for part in sends]
+    return _exchange("a reduce-scatter", memory, wire, x, out, sends, heard, weights, residual, OWN=True, ADD=True)
+
+
+def all_to_all(
+    memory: Memory, wire: Wire | None, x: Tensor, out: Tensor, sends: Sequence[int], receives: Sequence[int],
+    pays: Callable[[int], bool] = bool,
+) -> Tensor:  # fmt: skip
+    """Send each rank its part of `x`, and store in `out` what each rank sent to this one.
+
+    Args:
+        memory: with room for the longest row of each rank in a half, whoever sends it to whom.
+        wire: as in `all_gather`; this rank's part for itself is exact.
+        x, out: contiguous, of one dtype, and apart.
+        sends, receives: how many values of `x` and `out` are for and from each rank; 0 for none. If they differ, the
+            host waits for the device, and no CUDA graph can capture the call.
+        pays: says whether a part of so many values is packed; others are sent as they are.
+    """
+    wire, x, out, times = _as_sent(wire, x, out)
+
+    def part(counts: Sequence[int], peer: int) -> Part:
+        n, packed = counts[peer] * times, peer != memory.rank and pays(counts[peer])
+        return sum(counts[:peer]) * times, n, wire.arguments(n, x.device)[2] if packed else PLAIN.value
+
+    there, here = ([part(counts, peer) for peer in range(memory.ranks)] for counts in (sends, receives))
+    there[memory.rank] = there[memory.rank][0], 0, PLAIN.value  # it is not sent
+    return _exchange("an all-to-all", memory, wire, x, out, there, here, keep=len({*sends, *receives}) == 1)
+
+
+def neighbor_mean_(
+    memory: Memory, x: Tensor, own: float, sources: Mapping[int, float], targets: Mapping[int, float]
+) -> Tensor:
+    """Set x ← own · x + Σ_q sources[q] · y_q with the y_q that rank q sends, as `primitives.neighbor_mean_`.
+
+    The bits are the same. All ranks call it, also those without neighbours in this round.
+
+    Args:
+        memory: for exchanges between neighbours, with room for `x` of each rank in a half.
+        x: fp32, bf16 or fp16, flat, contiguous, of equal dtype and length on all ranks; overwritten.
+        own, sources: the row of the mixing matrix: the weight of this rank, and of each that it hears.
+        targets: those who hear this rank; it sends x times their factor to each.
+    """
+    wire, ranks = Wire(None, dtype=x.dtype, exact=True), range(memory.ranks)
+    weights = [{**sources, memory.rank: own}.get(p, 0.0) for p in ranks] + [targets.get(p, 1.0) for p in ranks]
+    there, here = ([(0, len(x) * (peer in met), 0) for peer in ranks] for met in (targets, {*sources, memory.rank}))
+    return _exchange("a mean of neighbours", memory, wire, x, x, there, here, weights, ADD=True, NEIGHBORS=True)
+
+
+def _as_sent(wire: Wire | None, x: Tensor, out: Tensor) -> tuple[Wire, Tensor, Tensor, int]:
+    """Return a wire; the tensors, as integers if there was none; and how many of these a value is."""
+    if wire is not None:
+        return wire, x.view(-1), out.view(-1), 1
+    dtype = INTEGERS[min(x.itemsize, 8)]
+    return Wire(None, dtype=dtype), x.view(-1).view(dtype), out.view(-1).view(dtype), x.itemsize // dtype.itemsize
+
+
+def _new_table(columns: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    # From the memory of the host: the copy is complete when `.to` returns, so that any stream may read it.
+    return torch.tensor(columns, dtype=dtype, device="cpu").to(device)
+
+
+_table = lru_cache(maxsize=None)(_new_table)  # of few lengths; CUDA graphs have the addresses
+
+
+def _exchange(
+    what: str, memory: Memory, wire: Wire, x: Tensor, out: Tensor, sends: Sequence[Part], heard: Sequence[Part],
+    weights: Sequence[float] = (), residual: Tensor | None = None, keep: bool = True,
+    ONE: bool = False, OWN: bool = False, ADD: bool = False, NEIGHBORS: bool = False,
+) -> Tensor:  # fmt: skip
+    """Launch an exchange of parts, and keep their table: ONE part for all ranks; its OWN part is sent as well."""
+    parts, ok = [*sends, *heard], torch.empty(memory.ctas, dtype=torch.bool, device=x.device)
+    rows = [aligned(n * x.itemsize) if header < 0 else wire.row_bytes(n) for _, n, header in parts]
+    memory.must_hold(what, memory.ranks * max(rows), NEIGHBORS)
+    columns = *zip(*sends, strict=True), *zip(*heard, strict=True)
+    tables = (_table if keep else _new_table)(columns, torch.int64, x.device)
+    at_16 = not any(each.data_ptr() % 16 for each in (x, out, residual) if each is not None)
+    constants = wire.constants(gcd(*(begin for begin, *_ in parts)), x.itemsize, at_16)
+    raw = DTYPES[INTEGERS[x.itemsize]] if not (ONE or ADD) and wire.dtype.is_floating_point else None
+    launch(
+        rows_kernel, memory.ctas, x, out, residual, byte_of(ok), memory.addresses, memory.counters, memory.control,
+        memory.rank, memory.ranks, memory.half_bytes, memory.limit, tables,
+        _table(tuple(weights), torch.float32, x.device), wire.arguments(1, x.device)[0],
+        ONE=ONE, OWN=OWN, RAW=raw, ADD=ADD, NEIGHBORS=NEIGHBORS,
+        **{name: constants[name] for name in constants if name != "ADD_UP"},
+    )  # fmt: skip
+    return ok
