@@ -93,7 +93,4 @@ def _check_like(name: str, x: Tensor, p: Tensor) -> None:
     if x.numel() != p.numel():
         raise ValueError(f"{name} has {x.numel()} values and its parameter {p.numel()}: {describe(x)}, {describe(p)}")
     if not (x.is_contiguous() and p.is_contiguous()) and (x.shape, x.stride()) != (p.shape, p.stride()):
-        raise ValueError(
-            f"{name} lies in memory otherwise than its parameter (strides {x.stride()} and {p.stride()}); "
-            "make it with torch.empty_like(p)"
-        )
+        raise ValueError(f"{name} has strides {x.stride()}, its parameter {p.stride()}; use torch.empty_like(p)")

@@ -141,10 +141,7 @@ def splits_of(x: Tensor, output: Sizes, input: Sizes, comm: Comm) -> tuple[list[
     if not x.dim() or sum(sends) != x.shape[0]:
         raise ValueError(f"input_split_sizes add up to the rows of x; they are {sends}, and x is {describe(x)}")
     if sends[comm.rank] != receives[comm.rank]:
-        raise ValueError(
-            f"rank {comm.rank} has {sends[comm.rank]} rows for itself by input_split_sizes, "
-            f"and {receives[comm.rank]} by output_split_sizes"
-        )
+        raise ValueError(f"rank {comm.rank} sends {sends[comm.rank]} rows for itself and takes {receives[comm.rank]}")
     return sends, receives
 
 

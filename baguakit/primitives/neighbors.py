@@ -58,10 +58,7 @@ def neighbor_mean_(
     truth("check", check)
     if topology is None:
         if src_weights is None:
-            raise TypeError(
-                "neighbor_mean_ takes a topology, or src_weights={rank: weight} for whom this rank hears; "
-                "topology is None, and src_weights is None"
-            )
+            raise TypeError("neighbor_mean_ takes a topology or src_weights={rank: weight}; both are None")
         sources = dict(sorted(weights_in("src_weights", src_weights).items()))
         own = 1 - sum(sources.values()) if self_weight is None else real("self_weight", self_weight)
         choice = Choice(own, sources, None if dst_weights is None else weights_in("dst_weights", dst_weights))

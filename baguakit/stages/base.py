@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from ..arguments import Doors, describe
+from ..arguments import Doors
 from ..buckets import Bucket
 from ..comm import FLAT, Comm, to_device
 from ..compressors import Compressor
@@ -98,10 +98,7 @@ class Stage(Doors):
         Raises:
             TypeError: this stage declares no cost.
         """
-        raise TypeError(
-            f"what stage {describe(self)} costs is not known; teach it: a method cost(load, place) of "
-            f"{type(self).__name__} that returns a bk.tune.Cost"
-        )
+        raise TypeError(f"{type(self).__name__} has no cost: give it a method cost(load, place) that returns a Cost")
 
     def prepare(self, x: Tensor, comm: Comm) -> None:
         """Warm up the compressors for tensors like `x`, so that no training step waits for a compiler."""

@@ -107,7 +107,7 @@ def test_one_way_of_saying_it_at_a_time():
         comm, ring, x = bk.Comm(), bk.topology.Ring(), torch.ones(2)
         with pytest.raises(TypeError, match="leave out either it or self_weight"):
             bk.primitives.neighbor_mean_(x, ring, comm, self_weight=0.5)
-        with pytest.raises(TypeError, match="takes a topology, or src_weights"):
+        with pytest.raises(TypeError, match="takes a topology or src_weights"):
             bk.primitives.neighbor_mean_(x, comm=comm)
         with pytest.raises(TypeError, match="told its group"):
             bk.primitives.neighbor_mean_(x, ring)

@@ -165,9 +165,7 @@ def test_a_stage_of_ones_own_declares_its_cost_or_is_refused():
         def cost(self, load: Load, place: Place) -> Cost:
             return Cost(1.0)
 
-    with pytest.raises(
-        TypeError, match=r"what stage Mine\(\) costs is not known; teach it: a method cost\(load, place\)"
-    ):
+    with pytest.raises(TypeError, match=r"Mine has no cost: give it a method cost\(load, place\)"):
         Mine().cost(Load(N), Place(network()))
     assert Declared().cost(Load(N), Place(network())) == Cost(1.0)
 
