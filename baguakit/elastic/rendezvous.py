@@ -34,7 +34,8 @@ writes at_r on a thread, even during a step. Before it ends its next step, it re
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -302,12 +303,12 @@ def tell_broken(store: Any, why: str) -> None:
     store.multi_set(["over", "broken", "told"], [why] * 3)
 
 
-def delete_before(store: Any, number: int) -> Iterator[str]:
-    """Delete the keys of rounds before `number`, and yield each, so that the caller can do other work in between."""
-    for key in store.list_keys():
-        if (round := key.partition("/")[0]).isdecimal() and int(round) < number:
-            store.delete_key(key)
-            yield key
+def delete_before(store: Any, number: int) -> None:
+    """Delete the keys of rounds before `number`, unless the store fails."""
+    with suppress(RuntimeError):
+        for key in store.list_keys():
+            if (round := key.partition("/")[0]).isdecimal() and int(round) < number:
+                store.delete_key(key)
 
 
 class Pause:

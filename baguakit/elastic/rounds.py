@@ -13,7 +13,6 @@ from concurrent.futures import Future, InvalidStateError, wait
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from itertools import islice
 from typing import Any
 
 import torch
@@ -31,7 +30,6 @@ log = logging.getLogger("baguakit")
 ANSWER = timedelta(seconds=10)  # the time in which the store must answer
 SLOWEST_MESSAGE = timedelta(minutes=10)  # the timeout of a part of the state for a rank that joins
 LOOK = 0.1  # seconds between two looks for news of the round
-FEW = 10  # keys of old rounds that are deleted at each look
 STANDS = 5.0  # seconds that training may stand still when a round ends, if no attachment sets a timeout
 PROGRESS = 10.0  # seconds between two lines of a rank that waits
 UNANSWERED = 2.0  # seconds without an answer after which the store counts as unreachable: it is asked far more often
@@ -100,6 +98,8 @@ def tell(request: Callable[[], Any]) -> None:
 class Rounds:
     """The rounds of this process in a group whose ranks come and go."""
 
+    step: Callable[[], int]  # returns the number of steps of this rank; -1 if ranks do not wait for each other
+
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.group: Any = None  # the process group of the latest round
@@ -117,10 +117,6 @@ class Rounds:
         self._past = False  # whether there are process groups of rounds that are over
         self._monitors: list[Monitor] = []
         self._waiting: list[Future[Any]] = []  # collectives that the program itself calls
-
-    def step(self) -> int:
-        """Return the number of steps that this rank has made; -1 if ranks do not wait for each other."""
-        raise NotImplementedError
 
     def meet(self) -> None:
         """End the current round on this rank, and wait until the next round with this rank has begun.
@@ -163,6 +159,8 @@ class Rounds:
         if self.leaving:  # that was asked for meanwhile
             self.leave()
         run(partial(self._pulse, round, self.pausing, self._over), "pulse")
+        if round.rank == 0:
+            run(partial(delete_before, self._store, round.number - 1), "delete")
 
     def _find(self, found: "Future[Round]", search: Search) -> None:
         """Set `found` to the next round with this process, or to the error that ended the search. Runs on a thread."""
@@ -300,11 +298,8 @@ class Rounds:
             run(partial(self.broken, round, why), "broken")
 
         try:
-            old = delete_before(all_rounds, round.number - 1) if round.rank == 0 else iter(())
             while not over.wait(LOOK):
                 now = time.monotonic()
-                for _ in islice(old, FEW):  # the beats go on meanwhile
-                    pass
                 if now > ends:  # otherwise all would wait for a process whose training stands still
                     store.set(f"gone/{round.rank}", "its training stands still")
                     return

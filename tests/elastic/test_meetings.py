@@ -9,6 +9,7 @@ import pytest
 import torch.distributed as dist
 
 import baguakit as bk
+from baguakit.elastic import rounds
 from baguakit.elastic.rendezvous import (
     Member,
     Pause,
@@ -179,22 +180,17 @@ def test_news_of_a_round_that_is_over_ends_no_other(two):
     assert not two[0].round.store.check(["broken"])
 
 
-def test_the_rank_that_deletes_what_old_rounds_have_left_beats_meanwhile(store):
+def test_the_rank_that_deletes_what_old_rounds_have_left_beats_meanwhile(store, monkeypatch):
     """It was taken for dead when that took long."""
-    settings = replace(SOON, port=store.underlying_store.port)
-    here = dist.PrefixStore("baguakit/elastic/name", store.underlying_store)
-    here.set("round", "8")
-    here.multi_set([f"7/{i}" for i in range(2000)], [""] * 2000)  # 200 looks
-    one = Trained(settings)
-    one._number = 8
-    here.set("8/closed", "[]")
-    here.set("8/over", "")
+    begun, ended = threading.Event(), threading.Event()
+    monkeypatch.setattr(rounds, "delete_before", lambda store, number: begun.set() or ended.wait(60))
+    one = Trained(replace(SOON, port=store.underlying_store.port))
     one.meet()
     try:
-        assert one.round.number == 9
+        assert begun.wait(60)
         wait_until(lambda: one.round.store.add("beat/0", 0) >= 3)
-        assert any(key.startswith("7/") for key in here.list_keys())
     finally:
+        ended.set()
         one.end_round(gone=True)
 
 
@@ -203,7 +199,7 @@ def test_old_rounds_leave_nothing_in_the_store(store):
     for key in ("1/closed", "1/group/x", "2/closed", "12/closed", "round"):
         here.set(key, "")
     store.set("1/of another", "")
-    assert set(delete_before(here, 2)) == {"1/closed", "1/group/x"}
+    delete_before(here, 2)
     assert sorted(here.list_keys()) == ["12/closed", "2/closed", "round"]
     assert store.check(["1/of another"])
 
