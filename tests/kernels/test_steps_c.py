@@ -154,7 +154,7 @@ def test_what_an_address_does_not_tell_is_seen(made):
             sgd_step_(p, g, m, lr=0.1, momentum=0.9)
     square = torch.ones(2, 2)
     sgd_step_(square, room[:4].view(2, 2), lr=0.1)
-    with pytest.raises(ValueError, match="otherwise than its parameter"):
+    with pytest.raises(ValueError, match=r"has strides .*, its parameter"):
         sgd_step_(square, room[:4].view(2, 2).t(), lr=0.1)
     sgd_step_(p, room[:4].view(torch.bfloat16)[:4], lr=0.1)
     assert len(made) == 3 and room.eq(1).all()
