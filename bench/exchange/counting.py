@@ -1,4 +1,4 @@
-"""What the executor counts of a mean in one kernel: bytes, sectors and packets by place, and clocks of each phase.
+"""Count, by the executor, what a mean in one kernel does: bytes, sectors and packets by place, and clocks by phase.
 
 Every rank averages `TILES` whole tiles of each shard, the result is compared with the definition, and accesses are
 counted where they go: to tensors of the rank's own, to its own part of the node's memory, to that of others, and to
