@@ -10,7 +10,6 @@ import os
 import signal
 import tempfile
 import time
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -133,14 +132,14 @@ def misses(how: str, room: str) -> None:
     """Take part in a mean, and then in one to which rank 1 does not come in time."""
     import baguakit as bk
 
-    whole = bk.Comm(kernels=True)
-    device = torch.device("cuda", torch.cuda.current_device())
-    comm = whole.own(f"missed/{how}", timedelta(seconds=LIMIT), device)
+    comm = bk.Comm(kernels=True)
     x = drawn(comm.size, 1 << 16, "cuda")[comm.rank].clone()
     bk.primitives.mean_(x, comm)
     torch.cuda.synchronize()
     before = bool(x.isfinite().all())
-    whole.gather_objects(None)
+    for space in comm._node.spaces.values():  # a group with such a timeout might not even connect
+        space.limit = round(LIMIT * 1e9)
+    comm.gather_objects(None)
     if comm.rank == 1:
         if how == "killed":
             os.kill(os.getpid(), signal.SIGKILL)
