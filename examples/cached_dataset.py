@@ -28,7 +28,7 @@ class Slow(Dataset):
 
 
 if __name__ == "__main__":
-    folder = os.path.join(tempfile.gettempdir(), "baguakit-example-cache")
+    folder = os.path.join(tempfile.gettempdir(), f"baguakit-{bk.__version__}-example")
     with bk.data.LMDBStore(folder, capacity_bytes=1 << 30) as store:
         data = bk.data.CachedDataset(Slow(), store, version=1)  # another version reads none of this one's samples
         loader = DataLoader(data, batch_size=16, num_workers=2)

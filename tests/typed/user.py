@@ -75,9 +75,8 @@ def train(steps: int, name: str) -> float:
         att.load_state_dict(state)
         att.merge()
         tuner: bk.tune.Tuner = bk.tune.autotune(att)
-        tuner.stop()
         distance: float = att.consensus_distance()
-    return sent + overlap + sum(logged.values()) + distance
+    return sent + overlap + sum(logged.values()) + distance + tuner.over
 
 
 def primitives(comm: bk.Comm, compressor: bk.compressors.Compressor) -> list[Tensor]:
