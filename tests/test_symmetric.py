@@ -57,7 +57,7 @@ def left():
     files = [os.readlink(each.path) for each in os.scandir("/proc/self/fd") if os.path.islink(each.path)]
     maps = Path("/proc/self/maps").read_text().splitlines()
     sockets = Path("/proc/net/unix").read_text().splitlines()
-    return [each for each in (*files, *maps, *sockets) if "baguakit/" in each or "memfd:baguakit" in each]
+    return [each for each in (*files, *maps, *sockets) if "@baguakit/" in each or "memfd:baguakit" in each]
 
 
 def test_one_writes_and_others_read():

@@ -28,7 +28,7 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Bus:
-    """What joins the GPUs of a node.
+    """Describe what joins the GPUs of a node.
 
     Attributes:
         rate: bytes a second and GPU, each way, headers included.

@@ -21,13 +21,14 @@ class Order:
     def __init__(self) -> None:
         self.choices: list[int] = []
 
-    def choose(self, able: list, current: object, state: Callable[[], Hashable]) -> int:
+    def choose(self, able: list, current: object, state: Callable[[], tuple]) -> int:
         """Return the place of the program that goes on.
 
         Args:
             able: the programs that can, in the order of ranks.
             current: the one that ran last.
-            state: what has happened so far, but for the order of what may come in any.
+            state: what has happened so far, but for the order of what may come in any: of each program, a tuple that
+                begins with it.
         """
         self.choices.append(self._choose(able, current, state))
         return self.choices[-1]
@@ -130,7 +131,8 @@ class Bounded(Order):
         first = able.index(current) if current in able else related[0]
         if place < len(self.begin):
             return self.begin[place]
-        here = (state(), group, current if current in able else None)
+        seen = tuple(each for each in state() if self.known.group(each[0]) == group)
+        here = (seen, group, current if current in able else None)
         before = -1 if here in self._been else self.known.states.get(here, -1)
         if self.ended or before >= self.left:
             self.ended = True  # another order has gone on from here

@@ -74,7 +74,7 @@ def test_means_of_every_format_equal_those_over_collectives(name, one_hop, execu
 
 
 def in_two_processes(arch, length):
-    """Whether means in one kernel, through a file that both processes map, are those over gloo."""
+    """Compare means in one kernel, through a file that both processes map, with those over gloo."""
     from ptx.driver import executed
 
     rank, plain, found = dist.get_rank(), bk.Comm(), []
