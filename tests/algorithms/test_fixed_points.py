@@ -19,6 +19,7 @@ from baguakit import topology
 # In `make test` one graph beside the directed ones; in `make test-all` all of them.
 FEW = ["Star()"]
 ALL = [pytest.param(n, None, marks=pytest.mark.slow) for n in (2, 3, 4, 5, 8)]
+LONG = [pytest.param(*each.values, marks=[*each.marks, pytest.mark.release]) for each in ALL[2:]]  # some minutes each
 STATIC = ["FullyConnected()", "Ring()", "Exponential()", "SymmetricExponential()", "Star()", "Grid2D()"]
 CHANGING = ["OnePeerExact()", "OnePeerExponential()", "BaseK(1)", "BaseK(2)", "RandomMatching(1)"]
 
@@ -95,7 +96,7 @@ def test_gossip_ends_where_its_equation_says(n, graphs):
 
 
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("n, graphs", [pytest.param(3, ["OnePeerExact()"], marks=pytest.mark.slow), *ALL])
+@pytest.mark.parametrize("n, graphs", [pytest.param(3, ["OnePeerExact()"], marks=pytest.mark.slow), *ALL[:2], *LONG])
 def test_gradient_tracking_ends_at_the_minimum_of_the_mean(n, graphs):
     steps, lr = (110, 0.15) if graphs else (300, 0.08)
     cases = {}
