@@ -8,10 +8,10 @@ from pathlib import Path
 import other_systems
 import pytest
 from pool import ranks
-from tiers import slow_unless
 
 
-@pytest.mark.parametrize("system", slow_unless(["win32"], ["win32", "darwin"]))
+@pytest.mark.slow
+@pytest.mark.parametrize("system", ["win32", "darwin"])
 def test_every_module_is_imported_and_every_kind_of_algorithm_trains_to_the_same_bits(system, tmp_path):
     here = ranks(2, other_systems.digests)
     program = [sys.executable, str(Path(other_systems.__file__)), system]

@@ -59,6 +59,7 @@ def test_without_cloudpickle_what_the_program_defines_is_refused(ranks, monkeypa
         monkeypatch.setattr(module, "takes_closures", lambda: False)
     with pytest.raises(TypeError, match="what the program itself defines must stand in a module; for clos"):
         ranks.run(repr, Mine())
+    assert ranks.run(str.upper, "__main__") == ["__MAIN__"] * 3  # which is only a word
 
 
 def test_ranks_are_processes_of_their_own_and_stay(ranks):

@@ -106,8 +106,6 @@ class Ranks:
             raise TypeError(f"run takes a function and its arguments, not {function!r}; leave out the parentheses")
         try:
             packed = dumps((function, args))
-            if b"__main__" in packed and not takes_closures():
-                raise TypeError("what the program itself defines must stand in a module")
         except Exception as error:
             missing = "" if takes_closures() else "; for closures and functions of a notebook install cloudpickle"
             raise TypeError(f"{function!r} cannot be sent to the ranks: {error}{missing}") from error

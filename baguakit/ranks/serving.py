@@ -32,7 +32,7 @@ from collections import ChainMap
 from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from functools import cache
-from types import CodeType
+from types import CodeType, FunctionType
 from typing import Any
 
 import torch
@@ -288,8 +288,17 @@ def takes_closures() -> bool:
 def dumps(value: Any) -> bytes:
     """Return the pickle of a value, made with cloudpickle if it is installed."""
     file = io.BytesIO()
-    (_pickler() if takes_closures() else pickle.Pickler)(file).dump(value)
+    (_pickler() if takes_closures() else Pickler)(file).dump(value)
     return file.getvalue()
+
+
+class Pickler(pickle.Pickler):
+    """A pickler that refuses what the program itself defines: the ranks run another program."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, (type, FunctionType)) and value.__module__ == "__main__":
+            raise TypeError("what the program itself defines must stand in a module")
+        return NotImplemented
 
 
 @cache

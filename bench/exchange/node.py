@@ -125,9 +125,9 @@ def mean_of_virtual_ranks_(
 ) -> Tensor:
     """Average the rows of `xs` (ranks, values) in one launch, in place; return whether CTAs' values are finite."""
     length = xs.shape[1]
-    n = shard_of(node.memory(0), length, one_hop)
-    if (least := bytes_of(node.memory(0), wire, length, one_hop)) > node.half_bytes:
-        raise ValueError(f"a mean of {length:,} values needs {least:,} bytes; half the memory is {node.half_bytes:,}")
+    memory = node.memory(0)
+    n = shard_of(memory, length, one_hop)
+    memory.must_hold(f"a mean of {length:,} values", bytes_of(memory, wire, length, one_hop))
     oks = torch.empty(node.ranks, node.ctas, dtype=torch.bool, device=xs.device)
     at_16 = not any(each.data_ptr() % 16 or each.stride(0) % 16 for each in (xs, residuals) if each is not None)
     virtual_ranks_kernel[(node.ctas, node.ranks)](

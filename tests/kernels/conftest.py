@@ -46,6 +46,13 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 @pytest.fixture
+def only_executed(request: pytest.FixtureRequest) -> None:
+    """Skip the test where nothing is executed as PTX."""
+    if not request.config.getoption("ptx"):
+        pytest.skip("runs with --ptx")
+
+
+@pytest.fixture
 def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 

@@ -10,10 +10,10 @@ from formats import BLOCKWISE, SELDOM
 from hostile import difference, hostile
 
 from baguakit.compressors import BFloat16, Compressor, Float8, Float16
-from baguakit.compressors.formats import Cast
 from baguakit.kernels import cpu, rotation
 from baguakit.kernels.exchange import mean_gpu as kernels
 from baguakit.kernels.exchange.tiles_gpu import Memory, Wire
+from bench.exchange.node import needed, separately, wire_of
 from ptx.ranks import Together, together
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -39,13 +39,7 @@ class Mean:
 
     @property
     def wire(self) -> Wire:
-        if self.codec is None:
-            return Wire(None, dtype=self.dtype, exact=True)
-        return (
-            Wire(None, dtype=self.codec.dtype)
-            if isinstance(self.codec, Cast)
-            else Wire(self.codec.form, self.codec.block)
-        )
+        return wire_of(self.codec, self.dtype)
 
     @property
     def shard(self) -> int:
@@ -54,7 +48,7 @@ class Mean:
     @property
     def bytes(self) -> int:
         """Of half a rank's memory."""
-        return (1 if self.one_hop else 2) * self.ranks * self.wire.row_bytes(self.shard)
+        return needed(self.ranks, self.wire, self.length, self.one_hop)
 
     @functools.cached_property
     def values(self) -> list[torch.Tensor]:
@@ -65,8 +59,9 @@ class Mean:
     @functools.cached_property
     def wanted(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """The mean, and what each rank's residual then is."""
+        lost = [] if self.codec is None else [torch.empty(self.length) for _ in self.values]
         with cpu.definitions():
-            return _exact(self) if self.codec is None else _one_hop(self) if self.one_hop else _two_hops(self)
+            return separately(self.codec, self.values, lost or None, self.one_hop)[0], lost
 
     def good(self, ctas: int) -> list[bool]:
         """Return whether each CTA's values of the mean are finite."""
@@ -75,28 +70,6 @@ class Mean:
         owner = torch.arange(self.length) % self.shard // tile % ctas
         finite = self.wanted[0].isfinite()
         return [bool(finite[owner == cta].all()) for cta in range(ctas)]
-
-
-def _exact(mean):
-    parts = [(x * (1 / mean.ranks)).float() for x in mean.values]
-    return functools.reduce(torch.add, parts).to(mean.dtype), []
-
-
-def _one_hop(mean):
-    lost = [torch.empty(1, mean.length) for _ in mean.values]
-    packed = [mean.codec.compress(x[None], each) for x, each in zip(mean.values, lost, strict=True)]
-    total = functools.reduce(torch.add, [mean.codec.decompress(each, mean.length)[0] for each in packed])
-    return (total / torch.full((1,), mean.ranks, dtype=torch.float32)).to(mean.dtype), [each[0] for each in lost]
-
-
-def _two_hops(mean):
-    codec, n = mean.codec, mean.shard
-    padded = [torch.cat([x, x.new_zeros(mean.ranks * n - len(x))]).view(-1, n) for x in mean.values]
-    lost = [torch.empty(mean.ranks, n) for _ in padded]
-    packed = [codec.compress(x, each) for x, each in zip(padded, lost, strict=True)]
-    rows = [codec.reduce(torch.stack([each[s] for each in packed]), n, lost[s][s]) for s in range(mean.ranks)]
-    whole = torch.cat([codec.decompress(row, n, mean.dtype).view(-1) for row in rows])
-    return whole[: mean.length], [each.view(-1)[: mean.length] for each in lost]
 
 
 class Node:

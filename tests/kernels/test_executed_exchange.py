@@ -16,11 +16,7 @@ from hostile import KINDS
 from baguakit.compressors import UInt4
 from ptx.ranks import drawn
 
-
-@pytest.fixture(autouse=True)
-def only_executed(request):
-    if not request.config.getoption("ptx"):
-        pytest.skip("runs with --ptx")
+pytestmark = pytest.mark.usefixtures("only_executed")
 
 
 @pytest.mark.parametrize(

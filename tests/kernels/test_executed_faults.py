@@ -5,14 +5,10 @@ import torch
 
 from ptx.faults import MemoryFault, UnwrittenFault
 
+pytestmark = pytest.mark.usefixtures("only_executed")
+
 triton = pytest.importorskip("triton")
 tl = pytest.importorskip("triton.language")
-
-
-@pytest.fixture(autouse=True)
-def only_executed(request):
-    if not request.config.getoption("ptx"):
-        pytest.skip("runs with --ptx")
 
 
 @triton.jit

@@ -15,13 +15,7 @@ from ptx.ranks import drawn
 SECOND = 10**9
 HOPS = pytest.mark.parametrize("one_hop", [False, True], ids=["two hops", "one hop"])
 CODECS = pytest.mark.parametrize("codec", [UInt4(), None], ids=repr)
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-@pytest.fixture(autouse=True)
-def only_executed(request):
-    if not request.config.getoption("ptx"):
-        pytest.skip("runs with --ptx")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("only_executed")]
 
 
 def gave_up(results, node, place, late, ranks):

@@ -13,13 +13,7 @@ from ptx.faults import DeadlockFault
 from ptx.ranks import drawn
 
 ORDERS = 20
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-@pytest.fixture(autouse=True)
-def only_executed(request):
-    if not request.config.getoption("ptx"):
-        pytest.skip("runs with --ptx")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("only_executed")]
 
 
 @pytest.fixture(scope="module")

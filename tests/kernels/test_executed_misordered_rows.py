@@ -6,12 +6,12 @@ pytest.importorskip("triton")
 from misordered import planted
 from misordered_rows import PLANTED
 from row_exchanges import Place, run, unlike
-from test_executed_misordered import ORDERS, only_executed, table  # noqa: F401
+from test_executed_misordered import ORDERS, table  # noqa: F401
 
 from ptx.faults import DeadlockFault
 from ptx.ranks import drawn
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("only_executed")]
 
 
 @pytest.mark.parametrize("name", PLANTED)

@@ -10,13 +10,7 @@ from exchanges import CODECS, EXACT, USUAL, Mean, Node, checked, run, wrong
 from baguakit.compressors import MinMaxUInt8, UInt4
 from ptx.ranks import drawn, every
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-
-
-@pytest.fixture(autouse=True)
-def only_executed(request):
-    if not request.config.getoption("ptx"):
-        pytest.skip("runs with --ptx")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.usefixtures("only_executed")]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

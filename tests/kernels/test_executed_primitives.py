@@ -19,11 +19,7 @@ from baguakit.compressors import UInt4
 from baguakit.primitives import compressed
 from ptx.ranks import drawn
 
-
-@pytest.fixture(autouse=True)
-def only_executed(request):
-    if not request.config.getoption("ptx"):
-        pytest.skip("runs with --ptx")
+pytestmark = pytest.mark.usefixtures("only_executed")
 
 
 def differs(gpu, mean, order):

@@ -15,17 +15,13 @@ from baguakit.kernels.exchange.tiles_gpu import Wire
 from baguakit.topology import BaseK, Exponential, FullyConnected, Grid2D, OnePeerExponential, RandomMatching, Ring, Star
 from ptx.ranks import drawn
 
+pytestmark = pytest.mark.usefixtures("only_executed")
+
 TOPOLOGIES = (
     Ring(), Star(), Grid2D(), Exponential(), FullyConnected(), BaseK(1), OnePeerExponential(), RandomMatching(),
 )  # fmt: skip
 
 PACKED = (ReduceScatter, AllGather, AllToAll)
-
-
-@pytest.fixture(autouse=True)
-def only_executed(request):
-    if not request.config.getoption("ptx"):
-        pytest.skip("runs with --ptx")
 
 
 def slow(*values):

@@ -12,13 +12,7 @@ from baguakit.topology import Grid2D, RandomMatching
 from ptx.ranks import drawn, every
 
 SECOND = 10**9
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
-
-
-@pytest.fixture(autouse=True)
-def only_executed(request):
-    if not request.config.getoption("ptx"):
-        pytest.skip("runs with --ptx")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800), pytest.mark.usefixtures("only_executed")]
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

@@ -8,13 +8,7 @@ from row_exchanges import AllGather, AllToAll, NeighborMean, Place, ReduceScatte
 from baguakit.compressors import MinMaxUInt8, UInt4
 
 RANKS, CTAS, LENGTH = 2, 2, 2 * 4096  # of a shard or a row: of whole tiles
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
-
-
-@pytest.fixture(autouse=True)
-def only_executed(request):
-    if not request.config.getoption("ptx"):
-        pytest.skip("runs with --ptx")
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixtures("only_executed")]
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,9 @@ from hostile import difference
 from bench.exchange.node import Node, mean_of_virtual_ranks_, needed, separately
 from ptx.ranks import drawn, together
 
+pytestmark = pytest.mark.usefixtures("only_executed")
+
 LENGTH = 5001  # in one hop a whole tile, and a rest
-
-
-@pytest.fixture(autouse=True)
-def only_executed(request):
-    if not request.config.getoption("ptx"):
-        pytest.skip("runs with --ptx")
 
 
 def check(gpu, mean, order):

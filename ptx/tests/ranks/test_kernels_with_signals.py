@@ -66,6 +66,7 @@ def check(found, orders, ranks):
             assert right == orders, what
 
 
+@pytest.mark.slow  # compiles 22 kernels
 def test_two_ranks_in_two_orders():
     check(counted(90, 2, 2), 2, [2])
 
