@@ -22,8 +22,10 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from variants import why
 
+import baguakit
 from baguakit.kernels.blockwise import uniform_gpu
 
+ROOT = os.path.dirname(os.path.dirname(baguakit.__file__))
 TARGETS = {
     "cuda:80": GPUTarget("cuda", 80, 32),
     "cuda:90": GPUTarget("cuda", 90, 32),
@@ -74,6 +76,8 @@ def cuda_facts(binary, values):
 def unasked(text):
     """Return how many products are fused with a sum at lines of source that do not call `tl.fma`."""
     files, line, count = dict(re.findall(r'\.file\s+(\d+)\s+"([^"]+)"', text)), "", 0
+    # Triton keeps what it has compiled from the same source in another folder, with that folder's paths.
+    files = {number: os.path.join(ROOT, path[path.rfind("/baguakit/") + 1 :]) for number, path in files.items()}
     for each in text.splitlines():
         if at := re.search(r"\.loc\s+(\d+)\s+(\d+)", each):
             line = linecache.getline(files[at[1]], int(at[2]))
