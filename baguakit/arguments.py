@@ -107,23 +107,6 @@ def instance(name: str, value: Any, kinds: type[T] | tuple[type[T], ...], exampl
     return value
 
 
-def pair(name: str, values: Any, least: float, *, below: float) -> tuple[float, float]:
-    """Return `values` if they are two finite numbers from `least` to less than `below`; else raise."""
-    listed = several(name, values, "a pair of numbers")
-    if len(listed) != 2:
-        raise ValueError(message(name, "a pair of numbers", values))
-    first, second = (real(f"each of {name}", each, least, below=below) for each in listed)
-    return first, second
-
-
-def integers(name: str, values: Any, least: int, most: float = inf) -> list[int]:
-    """Return `values` if they are one or more whole numbers from `least` to `most`; else raise."""
-    listed = several(name, values, _range("whole numbers", least, most))
-    if not listed:
-        raise ValueError(message(name, _range("at least one whole number", least, most), values))
-    return [integer(name, value, least, most) for value in listed]
-
-
 def several(name: str, values: Any, example: str, ordered: bool = False) -> list[Any]:
     """Return the iterable `values` as a list. Raise for text, a tensor, a mapping and, if `ordered`, a set."""
     wrong = isinstance(values, str | bytes | Tensor | Mapping) or (ordered and isinstance(values, Set))
@@ -169,6 +152,7 @@ class Range(NamedTuple):
 Natural = Annotated[int, Range(0)]
 Positive = Annotated[int, Range(1)]
 Decay = Annotated[float, Range(0, below=1)]
+Betas = tuple[Decay, Decay]
 NO = object()  # in checks of annotations, such as `int` or `Sequence[float]`: in place of a value that does not fit
 
 

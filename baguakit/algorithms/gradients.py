@@ -58,7 +58,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor
 
-from ..arguments import Decay, Positive, Range, check_fields, checked, pair
+from ..arguments import Betas, Decay, Positive, Range, check_fields, checked
 from ..comm import Comm
 from ..compressors import Compressor, MinMaxUInt8, TopK
 from ..compressors.base import check_dense
@@ -199,7 +199,7 @@ class AdamDirection(Stage):
     """Adam's direction d from gradients; see `qadam` in the module for the equations."""
 
     warmup_steps: Positive
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: Betas = (0.9, 0.999)
     eps: Annotated[float, Range(above=0)] = 1e-8
     compressor: Compressor = MinMaxUInt8()
     error_feedback: bool = False
@@ -208,7 +208,6 @@ class AdamDirection(Stage):
 
     def __post_init__(self) -> None:
         check_fields(self)
-        pair("betas", self.betas, 0, below=1)
         check_dense("compressor", self.compressor)
 
     def multiple_of(self, comm: Comm) -> int:

@@ -51,7 +51,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, float32
 
-from ..arguments import Decay, Declared, checked, pair, real
+from ..arguments import Betas, Decay, Declared, checked, real
 from ..buckets import Bucket, Span, pieces
 from ..comm import Comm
 from ..compressors import Compressor, TopK
@@ -156,7 +156,7 @@ def signum(beta: Decay = 0.9) -> Algorithm:
 
 
 @checked
-def lion_vote(betas: tuple[float, float] = (0.9, 0.99)) -> Algorithm:
+def lion_vote(betas: Betas = (0.9, 0.99)) -> Algorithm:
     """Train with Lion. The ranks vote on the sign of each value. Attach it to `SGD(params, lr, weight_decay=…)`.
 
     Bytes and memory are those of `signum`. Begin with the step size of Lion, a third to a tenth of Adam's.
@@ -164,7 +164,7 @@ def lion_vote(betas: tuple[float, float] = (0.9, 0.99)) -> Algorithm:
     Args:
         betas: β₁ of the sign and β₂ of the momentum, from 0 to below 1.
     """
-    return during_backward(MajorityVote(*pair("betas", betas, 0, below=1)))
+    return during_backward(MajorityVote(*betas))
 
 
 @dataclass(frozen=True, repr=False)

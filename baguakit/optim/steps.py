@@ -34,7 +34,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..arguments import describe, instance, integer, message, pair, real, several, truth
+from ..arguments import Betas, describe, instance, integer, kind_of, message, real, several, truth
 from ..compressors import MinMaxUInt8
 from ..kernels.steps import operators as steps_ops
 from ..kernels.steps.definition import SGD, Adam, Columns, Conditions, Lion, Update
@@ -46,6 +46,7 @@ __all__ = ["Fixed", "adam_step_", "adamw_step_", "gradient_norm", "lion_step_", 
 Tensors = Tensor | Sequence[Tensor] | Fixed
 Masters = Tensors | Sequence[Tensor | None]
 Number = float | Tensor
+BETAS = kind_of(Betas)
 
 
 @torch.no_grad()
@@ -98,7 +99,7 @@ def adam_step_(
         master, key, grad_scale, clip, found_inf: see this module.
     """
     conditions = _conditions(lr, step, grad_scale, clip, found_inf, key, eps=eps, weight_decay=weight_decay)
-    _take(Adam(*pair("betas", betas, 0, below=1), eps, weight_decay), p, g, {"m": m, "v": v}, master, conditions)
+    _take(Adam(*_betas(betas), eps, weight_decay), p, g, {"m": m, "v": v}, master, conditions)
 
 
 @torch.no_grad()
@@ -121,7 +122,7 @@ def adamw_step_(
     """
     conditions = _conditions(lr, step, grad_scale, clip, found_inf, key, eps=eps, weight_decay=weight_decay)
     instance("compressor", compressor, MinMaxUInt8, "MinMaxUInt8(), the only one whose bytes a step reads")
-    update = Adam(*pair("betas", betas, 0, below=1), eps, weight_decay, decoupled=True)
+    update = Adam(*_betas(betas), eps, weight_decay, decoupled=True)
     if (g is None) == (packed is None):
         raise ValueError(f"give one of g and packed=, not g={describe(g)} and packed={describe(packed)}")
     _take(update, p, g, {"m": m, "v": v}, master, conditions, packed, compressor)
@@ -147,7 +148,7 @@ def lion_step_(
         master, key, grad_scale, clip, found_inf: see this module.
     """
     conditions = _conditions(lr, step, grad_scale, clip, found_inf, key, weight_decay=weight_decay)
-    _take(Lion(*pair("betas", betas, 0, below=1), weight_decay), p, g, {"m": m}, master, conditions)
+    _take(Lion(*_betas(betas), weight_decay), p, g, {"m": m}, master, conditions)
 
 
 @torch.no_grad()
@@ -208,6 +209,10 @@ def _role(name: str, tensors: Any) -> Role:
         if name == "p" and each is not None and each.is_meta:
             raise ValueError(message(name, "a tensor that holds values", each))
     return given
+
+
+def _betas(betas: Any) -> tuple[float, float]:
+    return tuple(BETAS.take("betas", betas))
 
 
 def _conditions(

@@ -15,7 +15,7 @@ from typing import Annotated, ClassVar
 import torch
 from torch import Tensor, float32
 
-from ..arguments import Range, check_fields, integers, message
+from ..arguments import Range, check_fields, message
 from ..buckets import Bucket
 from ..comm import Comm
 from ..compressors import Compressor, Uniform
@@ -48,15 +48,14 @@ class Adaptive(Average):
     """
 
     error: Annotated[float, Range(above=0, below=1)]
-    bits: tuple[int, ...] = (2, 3, 4, 5, 6, 8)
+    bits: tuple[Annotated[int, Range(1, 8)], ...] = (2, 3, 4, 5, 6, 8)
     lossy: ClassVar[bool] = True
     # `keeps` is True, although the state may change after a result that is not finite. A rank whose values are not
     # finite, or are all zero (as gradients may be in the first step), sends the current choice again.
 
     def __post_init__(self) -> None:
         check_fields(self)
-        integers("bits", self.bits, 1, 8)
-        if list(self.bits) != sorted(set(self.bits)):
+        if not self.bits or list(self.bits) != sorted(set(self.bits)):
             raise ValueError(message("bits", "whole numbers that rise, such as (2, 4, 8)", self.bits))
         if self.error < (least := (2 ** self.bits[-1] - 1) ** -2):
             raise ValueError(

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..arguments import Declared, Range, checked, integers
+from ..arguments import Declared, Range, checked, message
 from ..comm import Comm, abort_all, check_device
 from ..comm.own import SMALLEST
 from ..compressors import Compressor, MinMaxUInt8
@@ -78,7 +78,7 @@ def over_delay(times: dict[int, list[float]], measure: Callable[[int, int], None
 def probe(
     comm: Comm | None = None,
     *,
-    flows: Sequence[int] | None = None,
+    flows: Sequence[Annotated[int, Range(1, 64)]] | None = None,
     compressors: Sequence[Compressor] = (MinMaxUInt8(),),
     device: torch.device | str | None = None,
     seconds: Annotated[float, Range(above=0)] = 3.0,
@@ -115,7 +115,9 @@ def probe(
     if there.type == "cuda" and not torch.cuda.is_available():
         raise ValueError("device=cuda: this process has no CUDA device")
     on_gpu = comm._by_nccl(there)
-    counts = sorted(set(integers("flows", ((1,) if on_gpu else (1, 2, 4, 8)) if flows is None else flows, 1, 64)))
+    counts = sorted(set(((1,) if on_gpu else (1, 2, 4, 8)) if flows is None else flows))
+    if not counts:
+        raise ValueError(message("flows", "None, or at least one number of connections", flows))
     if on_gpu and counts != [1]:
         raise ValueError(f"{flows=} divide what travels over gloo; NCCL has connections of its own: flows=(1,)")
     name = comm.broadcast_object(uuid.uuid4().hex)

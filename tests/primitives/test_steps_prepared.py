@@ -91,7 +91,7 @@ REFUSED = [
     (wrong(m=Y, v=Y), ValueError, r"share memory"),
     (wrong(p=[X, X[2:]], g=[Y, torch.ones(2)], m=[torch.ones(4), torch.ones(2)], v=[torch.ones(4), torch.ones(2)]),
      ValueError, "share memory"),
-    (wrong(betas=(1.0, 0.9)), ValueError, r"each of betas is a finite number, 0 or more and less than 1, not 1.0"),
+    (wrong(betas=(1.0, 0.9)), ValueError, r"betas is a finite number, 0 or more and less than 1, not 1.0"),
     (wrong(eps=-1.0), ValueError, "eps is a finite number, 0 or more, not -1.0"),
     (wrong(step=-1), ValueError, "step is a whole number, 0 to 2147483646, not -1"),
     (wrong(step=torch.zeros(2)), ValueError, "step is a number or a tensor with one value"),
