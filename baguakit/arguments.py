@@ -7,12 +7,13 @@ function, and `check_fields` from the annotations of a dataclass. Both also read
 `flows: Annotated[int, Range(1, 64)]`. A check takes less than a microsecond.
 """
 
+import sys
 import types
 import typing
 from collections import abc
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import fields
-from functools import cache, wraps
+from functools import cache, lru_cache, wraps
 from inspect import Parameter, isclass, signature, unwrap
 from itertools import chain, cycle, repeat
 from math import inf
@@ -55,29 +56,20 @@ def describe(value: Any) -> str:
     return printed if len(printed) <= 100 else f"{printed[:99]}…"
 
 
-def _is_whole(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
 def integer(name: str, value: Any, least: float = -inf, most: float = inf, power_of_two: bool = False) -> int:
     """Return `value` if it is a whole number from `least` to `most`, and a power of two if asked for; else raise."""
-    whole = _is_whole(value)
-    if not whole or not least <= value <= most or (power_of_two and value & (value - 1)):
-        words = _range("a power of two" if power_of_two else "a whole number", least, most)
-        raise (ValueError if whole else TypeError)(message(name, words, value))
-    return int(value)
+    if type(value) is int and least <= value <= most and not power_of_two:  # which is fast
+        return value
+    return int(_in_range(int, least, most, power_of_two=power_of_two).take(name, value))
 
 
 def real(
     name: str, value: Any, least: float = -inf, most: float = inf, above: float = -inf, below: float = inf
 ) -> float:
     """Return `value` if it is finite, in [`least`, `most`] and in the open interval (`above`, `below`); else raise."""
-    wrong = isinstance(value, bool) or not isinstance(value, int | float | np.integer | np.floating)
-    number = inf if wrong or (isinstance(value, int) and abs(value) >= 1 << 1023) else float(value)
-    if not (least <= number <= most and above < number < below):
-        words = _range("a finite number", least, most, above, below)
-        raise (TypeError if wrong else ValueError)(message(name, words, value))
-    return number
+    if type(value) is float and least <= value <= most and above < value < below:
+        return value
+    return float(_in_range(float, least, most, above, below).take(name, value))
 
 
 def truth(name: str, value: Any) -> bool:
@@ -129,16 +121,6 @@ def tensor(name: str, value: Any, *, floating: bool = False, dtype: torch.dtype 
     return x
 
 
-def _range(what: str, least: float, most: float, above: float = -inf, below: float = inf) -> str:
-    """Return the words for a range, such as "a whole number, 1 to 64"."""
-    low, high = least > -inf, most < inf
-    if low and high:
-        return f"{what}, {least} to {most}"
-    parts = [f"{least} or more"] * low + [f"at most {most}"] * high
-    parts += [f"greater than {above}"] * (above > -inf) + [f"less than {below}"] * (below < inf)
-    return f"{what}, {' and '.join(parts)}" if parts else what
-
-
 class Range(NamedTuple):
     """The range of a number, in an annotation. The bounds are as in `real`; `power_of_two` is as in `integer`."""
 
@@ -153,6 +135,7 @@ Natural = Annotated[int, Range(0)]
 Positive = Annotated[int, Range(1)]
 Decay = Annotated[float, Range(0, below=1)]
 Betas = tuple[Decay, Decay]
+LARGEST = sys.float_info.max
 NO = object()  # in checks of annotations, such as `int` or `Sequence[float]`: in place of a value that does not fit
 
 
@@ -176,7 +159,7 @@ def kind_of(annotation: Any) -> Kind:
         return PLAIN[annotation]
     origin, args = get_origin(annotation), get_args(annotation)
     if origin is Annotated:
-        return _ranged(*args)
+        return _in_range(args[0], *args[1])
     if origin is Literal:
         words = " or ".join(map(repr, args))
         return Kind(words, lambda name, value: one_of(name, value, args) if isinstance(value, str) else NO)
@@ -205,15 +188,29 @@ def _instance(words: str, kind: Any) -> Kind:
     return Kind(words, lambda _, value: value if isinstance(value, kind) else NO, by_type=True)
 
 
-def _ranged(number: type, bounds: Range) -> Kind:
-    (words, plain, _), power_of_two = PLAIN[number], bounds.power_of_two
+@lru_cache(1024, typed=True)
+def _in_range(
+    number: type, least: float = -inf, most: float = inf, above: float = -inf, below: float = inf, power_of_two: Any = 0
+) -> Kind:
+    """Return the check of whole or finite numbers in a `Range`, whose words are such as "a whole number, 1 to 64"."""
+    whole = (int, np.integer)
+    kinds = whole if number is int else (*whole, float, np.floating)
+    words = "a power of two" if power_of_two else "a whole number" if number is int else "a finite number"
+    parts = [f"{least} or more"] * (least > -inf) + [f"at most {most}"] * (most < inf)
+    parts = [f"{least} to {most}"] if len(parts) == 2 else parts
+    parts += [f"greater than {above}"] * (above > -inf) + [f"less than {below}"] * (below < inf)
+    words = f"{words}, {' and '.join(parts)}" if parts else words
 
     def use(name: str, value: Any) -> Any:
-        if (used := plain(name, value)) is not NO:
-            integer(name, used, *bounds[:2], power_of_two) if number is int else real(name, used, *bounds[:4])
+        if not isinstance(value, kinds) or isinstance(value, bool):
+            return NO
+        used = int(value) if isinstance(value, whole) else float(value)
+        fits = least <= used <= most and above < used < below and (number is int or abs(used) <= LARGEST)
+        if not fits or (power_of_two and int(used) & (int(used) - 1)):
+            raise ValueError(message(name, words, value))
         return used
 
-    return Kind(_range("a power of two" if power_of_two else words, *bounds[:4]), use)
+    return Kind(words, use, by_type=number is int and not parts and not power_of_two)
 
 
 def _union(*kinds: Kind) -> Kind:
@@ -263,21 +260,14 @@ def _mapping(key: Kind, held: Kind) -> Kind:
     return Kind(f"a dict of {key.words} to {held.words}", use)
 
 
-def _finite(name: str, value: Any) -> Any:
-    if not isinstance(value, int | float | np.integer | np.floating) or isinstance(value, bool):
-        return NO
-    real(name, value)
-    return value if isinstance(value, int | float) and type(value) is not np.float64 else value.item()
-
-
 ANYTHING = Kind("anything", lambda _, value: value, by_type=True)
 NOTHING = _instance("None", type(None))
 PLAIN: dict[Any, Kind] = {
     Any: ANYTHING,
     object: ANYTHING,
     type(None): NOTHING,
-    int: Kind("a whole number", lambda _, v: int(v) if _is_whole(v) else NO, by_type=True),
-    float: Kind("a finite number", _finite),
+    int: _in_range(int),
+    float: _in_range(float),
     bool: Kind("True or False", lambda _, v: bool(v) if isinstance(v, bool | np.bool_) else NO, by_type=True),
     str: _instance("a string", str),
     Tensor: _instance("a tensor", Tensor),
