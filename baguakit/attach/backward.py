@@ -128,7 +128,6 @@ class Backward:
         self.end_failed()
         self.task, self.reached = task, set()
         self.begun = self.log.now()
-        self.log.accumulated |= bool(self.touched)
         self.prepare()
         self.missing, self.places, self.frozen = [], {}, False
         for place, (runner, i) in enumerate(self.order):

@@ -81,7 +81,6 @@ class StepRecord:
     begin: Moment
     end: Moment
     parts: tuple[tuple[str, Moment, Moment], ...]  # each with its name
-    accumulated: bool = False  # gradients were accumulated under `no_sync` first
 
 
 @dataclass(eq=False)
@@ -100,14 +99,14 @@ class Logbook:
     def clear(self) -> None:
         self.steps.clear()
         self.parts: list[tuple[str, Moment, Moment]] = []  # of the current step, as in its `StepRecord`
-        self.accumulated, self._since = False, self.now()
+        self._since = self.now()
 
     def step_ended(self, step: int) -> None:
         if self.on:
             now = self.now()
-            self.steps.append(StepRecord(step, self._since, now, tuple(self.parts), self.accumulated))
+            self.steps.append(StepRecord(step, self._since, now, tuple(self.parts)))
             self._since = now
-        self.parts, self.accumulated = [], False
+        self.parts = []
 
     def seconds_per_step(self) -> float | None:
         """Return the mean time of the steps that the device has finished; None if there are none. Waits for nothing."""

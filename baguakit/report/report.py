@@ -9,8 +9,7 @@ from typing import Any
 
 from ..arguments import describe
 from ..comm import SentFormat
-from ..flights import BACKWARD, Ledger, Life, Logbook, RuleRunner
-from ..lanes import between, passed
+from ..flights import Ledger, Life
 from ..monitor import Collective
 
 
@@ -169,14 +168,6 @@ def size(nbytes: float) -> str:
     return f"{nbytes:.4g} GB"
 
 
-LEAST = 1e6  # bytes a step: the overlap of fewer is not worth a word
-MOST = 0.8  # of forward and backward, of which forward takes about a third
-LATE = (
-    "the first bucket is launched when {:.0%} of forward and backward are over, so that little overlaps: it holds a "
-    "gradient that comes late, or torch.compile returns all gradients at once; compile block by block"
-)
-
-
 @dataclass(frozen=True, eq=False)
 class Report:
     """The report of an attachment up to now. `print` shows it as a table.
@@ -186,8 +177,6 @@ class Report:
         ranks, groups: the number of ranks, and of process groups that the attachment has made.
         rows: one for each bucket of each rule.
         seconds_per_step: the mean time of the latest steps; None with one rank, or before the first step.
-        launched_after: the share (0 to 1) of forward and backward that had passed when the first of several buckets of
-            gradients was launched: the mean over the latest steps with one backward; None if it is not known.
     """
 
     steps: int
@@ -195,7 +184,6 @@ class Report:
     groups: int
     rows: tuple[Row, ...]
     seconds_per_step: float | None = None
-    launched_after: float | None = None
 
     @property
     def bytes_sent(self) -> float:
@@ -256,38 +244,20 @@ class Report:
             f"{steps}{length} on {ranks}, {groups}; {size(self.bytes_per_step)} sent a step, "
             f"{milliseconds(self.exposed_per_step)} exposed{share}"
         )
-        slow = self.bytes_per_step > LEAST and (self.launched_after or 0.0) > MOST
-        late = [LATE.format(self.launched_after)] if slow else []
-        return "\n".join([summary, *late, *table(self.rows, self.parts if len(self.parts) > 1 else ())])
+        return "\n".join([summary, *table(self.rows, self.parts if len(self.parts) > 1 else ())])
 
     __repr__ = __str__
 
 
 def make_report(life: Life[Any]) -> Report:
     """Return the current report of attached rules, without waiting for flights."""
-    rows, log = [], life.log
+    rows = []
     for runner in life.runners:
         in_air = runner.flights()
         for i, (flat, ledger) in enumerate(zip((b.flat for b in runner.buckets), runner.ledgers, strict=True)):
             rows.append(row_of(ledger, runner.label, runner.index, i, flat.numel(), flat.dtype, in_air))
     steps, ranks, groups = life.clock.step - life.since, life.runtime.comm.size, len(life.runtime.groups())
-    return Report(steps, ranks, groups, tuple(rows), log.seconds_per_step(), launched_after(life.runners, log))
-
-
-def launched_after(runners: Sequence[RuleRunner], log: Logbook) -> float | None:
-    """Return `Report.launched_after`. Time counts from the step's beginning, since no hook sees when forward begins."""
-    on_gradients = [each for each in runners if each.rule.what == "grad" and not each.rule.delay]
-    first: dict[int | None, Any] = {}  # moments, by step
-    ledgers = [ledger for runner in on_gradients for ledger in runner.ledgers[:1]]
-    for each in (each for ledger in ledgers for each in ledger.flights if each.flight.over()):
-        first.setdefault(each.step, each.flight.launched)
-    shares = []
-    for record in (each for each in log.steps if each.step in first and not each.accumulated and passed(each.end)):
-        ends = [end for name, _, end in record.parts if name == BACKWARD]
-        if len(ends) == 1 and (length := between(record.begin, ends[0])) > 0:
-            shares.append(between(record.begin, first[record.step]) / length)
-    several = sum(len(each.buckets) for each in on_gradients) > 1
-    return sum(shares) / len(shares) if shares and several else None
+    return Report(steps, ranks, groups, tuple(rows), life.log.seconds_per_step())
 
 
 def written(scalars: Mapping[str, float], writer: Any, step: int) -> dict[str, float]:
