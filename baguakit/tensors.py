@@ -1,16 +1,9 @@
-"""Tensors as memory: dense layouts, lists whose addresses do not change, and copies to devices."""
+"""Tensors as memory: dense layouts, overlaps, and copies to devices."""
 
 from collections.abc import Sequence
-from functools import cached_property
-from itertools import count
-from typing import Any
 
 import torch
 from torch import Tensor
-
-from .arguments import instance, several
-
-_serial = count()
 
 
 def uploaded(x: Tensor, device: torch.device) -> Tensor:
@@ -39,36 +32,3 @@ def sharing(tensors: Sequence[Tensor]) -> list[list[int]]:
         groups[-1].append(i)
         reach = max(reach, end)
     return groups
-
-
-class Fixed:
-    """Tensors whose addresses do not change: the addresses are read once, and not at every step.
-
-    You may write to the tensors, but not give them other memory (`.data =`, `set_`, `resize_`): steps would still use
-    the old memory. Use `Fixed` for parameters and optimizer state; for gradients only if they are views of one bucket
-    and are zeroed in place.
-    """
-
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        listed = several("tensors", instance("tensors", tensors, Sequence, "a list of tensors"), "a list of tensors")
-        self.tensors: tuple[Tensor, ...] = tuple(instance("each of tensors", x, Tensor, "a tensor") for x in listed)
-        bases = (x if x._base is None else x._base for x in self.tensors)  # whose version their views share
-        self.versions: tuple[Tensor, ...] = tuple({id(x): x for x in bases}.values())
-
-    @cached_property
-    def serial(self) -> int:
-        """Return a unique number. The first read assigns it, outside of traced code: torch.compile could not."""
-        return next(_serial)
-
-    def __len__(self) -> int:
-        return len(self.tensors)
-
-    def __repr__(self) -> str:
-        return f"Fixed({len(self.tensors)} tensors)"
-
-
-Role = Sequence[Any] | Fixed
-
-
-def listed(role: Role) -> Sequence[Tensor]:
-    return role.tensors if isinstance(role, Fixed) else role

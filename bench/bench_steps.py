@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from baguakit.compressors import MinMaxUInt8
 from baguakit.kernels.steps import operators as steps_ops
-from baguakit.primitives import Fixed, adamw_step_, gradient_norm
+from baguakit.primitives import adamw_step_, gradient_norm
 from bench.measuring import DEVICE, GPU, seconds
 
 N = 512 << 20 if GPU else 4 << 20
@@ -117,8 +117,7 @@ def checked():
 @pytest.mark.parametrize("sizes", [[N], MANY], ids=["one large", "1,000 small"])
 def bench_adamw(benchmark, sizes):
     p, g, m, v = tensors(sizes)
-    roles = [Fixed(x) for x in (p, g, m, v)]
-    report(benchmark, lambda: adamw_step_(*roles, 0, lr=RATE), sum(sizes), 28, rivals(p, g))
+    report(benchmark, lambda: adamw_step_(p, g, m, v, 0, lr=RATE), sum(sizes), 28, rivals(p, g))
 
 
 def bench_adamw_of_packed_gradients(benchmark):
@@ -145,22 +144,14 @@ def bench_norm(benchmark):
     exact = torch.cat(g).double().norm().float()
     assert torch.equal(gradient_norm(g), exact)
     norms = {"torch": lambda: torch.nn.utils.get_total_norm(g, foreach=True)}
-    fixed = Fixed(g)
-    report(benchmark, lambda: gradient_norm(fixed), sum(MANY), 4, norms)
+    report(benchmark, lambda: gradient_norm(g), sum(MANY), 4, norms)
 
 
-@pytest.mark.parametrize("roles", ["lists", "gradients in a list", "all fixed"])
-def bench_host(benchmark, roles):
+def bench_host(benchmark):
     """Time the host's work for 1,000 tensors. On a CPU, time only the search for their table."""
     p, g, m, v = tensors([100] * 1000)
-    if roles != "lists":
-        p, m, v = Fixed(p), Fixed(m), Fixed(v)
-    if roles == "all fixed":
-        g = Fixed(g)
-
-    given = {"p": p, "g": g, "u": m, "v": v}
-    columns = {name: steps_ops.listed(role) for name, role in given.items()}
-    find = functools.partial(steps_ops.tables_for, given, None, lambda: columns)
+    columns = {"p": p, "g": g, "u": m, "v": v}
+    find = functools.partial(steps_ops.tables_for, columns, None, lambda: columns)
     work = (lambda: adamw_step_(p, g, m, v, 0, lr=RATE)) if GPU else find
     benchmark.extra_info |= {"device": torch.cuda.get_device_name() if GPU else "CPU, one thread: the table alone"}
     taken = round(host_seconds(work) * 1e3, 4)

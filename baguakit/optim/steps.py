@@ -5,11 +5,11 @@
     bk.primitives.adamw_step_(params, grads, m, v, steps, lr=3e-4, clip=clip, found_inf=found)
 
 Each of p, g and the states is one tensor, or a list with one tensor for every parameter. A table on the device keeps
-the addresses of these tensors; it is made again when an address changes. A step reads the addresses on the host: for
-1,000 parameters this takes about a millisecond, and for a `Fixed` list no time. A step has one launch on CUDA, one
-call of C on a CPU, for each pair of dtypes of p and g, with the same bits. If a number is in a CUDA tensor, a small
-launch comes first. After a first step over the same tensors, a CUDA graph can capture a step, if the numbers that
-change (`step`, `lr`) are in tensors. All four step functions take these arguments:
+the addresses of these tensors; it is made again when an address changes. A step reads the addresses on the host, which
+takes about a millisecond for 1,000 parameters. A step has one launch on CUDA, one call of C on a CPU, for each pair of
+dtypes of p and g, with the same bits. If a number is in a CUDA tensor, a small launch comes first. After a first step
+over the same tensors, a CUDA graph can capture a step, if the numbers that change (`step`, `lr`) are in tensors. All
+four step functions take these arguments:
 
     p: parameters in fp32, bf16 or fp16; overwritten.
     g: gradients in fp32, bf16 or fp16.
@@ -29,6 +29,7 @@ If tensors do not fit each other or an option is invalid, a step raises TypeErro
 import math
 from collections.abc import Sequence
 from dataclasses import astuple
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,15 +39,16 @@ from ..arguments import Betas, describe, instance, integer, kind_of, message, re
 from ..compressors import MinMaxUInt8
 from ..kernels.steps import operators as steps_ops
 from ..kernels.steps.definition import SGD, Adam, Columns, Conditions, Lion, Update
-from ..tensors import Fixed, Role, listed
-from .checks import check_columns, check_conditions, check_gradients, check_number
+from ..tensors import is_dense, sharing
 
-__all__ = ["Fixed", "adam_step_", "adamw_step_", "gradient_norm", "lion_step_", "sgd_step_"]
+__all__ = ["adam_step_", "adamw_step_", "gradient_norm", "lion_step_", "sgd_step_"]
 
-Tensors = Tensor | Sequence[Tensor] | Fixed
+Tensors = Tensor | Sequence[Tensor]
 Masters = Tensors | Sequence[Tensor | None]
 Number = float | Tensor
 BETAS = kind_of(Betas)
+CPU = torch.device("cpu")
+WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @torch.no_grad()
@@ -71,7 +73,7 @@ def sgd_step_(
     )
     update = SGD(momentum, dampening, weight_decay, truth("nesterov", nesterov))
     if (momentum_buffer is not None) != (momentum != 0):
-        _role("momentum_buffer", [] if momentum_buffer is None else momentum_buffer)
+        _column("momentum_buffer", [] if momentum_buffer is None else momentum_buffer)
         raise ValueError(f"{momentum=} and momentum_buffer={describe(momentum_buffer)}: the one needs the other")
     if nesterov and (momentum <= 0 or dampening != 0):
         raise ValueError(f"nesterov=True needs a momentum and no dampening, not {momentum=} and {dampening=}")
@@ -165,15 +167,12 @@ def gradient_norm(grads: Tensors, found_inf: Tensor | None = None) -> Tensor:
     Raises:
         TypeError, ValueError: there are no gradients, they do not fit each other, or `found_inf` is on another device.
     """
-    role = _role("grads", grads)
-    norm: Tensor = (
-        _norm(list(listed(role)), found_inf) if torch.compiler.is_compiling() else _gradient_norm(role, found_inf)
-    )
+    tensors = _column("grads", grads)
+    norm: Tensor = (_norm if torch.compiler.is_compiling() else _gradient_norm)(tensors, found_inf)
     return norm
 
 
-def _gradient_norm(role: Role, found_inf: Tensor | None) -> Tensor:
-    tensors = listed(role)
+def _gradient_norm(tensors: Sequence[Tensor], found_inf: Tensor | None) -> Tensor:
     if not tensors:
         raise ValueError(f"there are no grads to take a norm of, only {describe(list(tensors))}")
     if found_inf is not None:
@@ -182,24 +181,22 @@ def _gradient_norm(role: Role, found_inf: Tensor | None) -> Tensor:
         if found_inf.device != tensors[0].device:
             raise ValueError(f"found_inf is on {found_inf.device} and the gradients are on {tensors[0].device}")
     norm = torch.empty((), dtype=torch.float32, device=tensors[0].device)
-    steps_ops.gradient_norm_(norm, role, found_inf, lambda: check_gradients(tensors))
+    steps_ops.gradient_norm_(norm, tensors, found_inf, lambda: check_gradients(tensors))
     return norm
 
 
 _norm = torch.library.custom_op(
     "baguakit::gradient_norm", _gradient_norm, mutates_args={"found_inf"},
-    schema="(Tensor[] role, Tensor(a!)? found_inf) -> Tensor",
+    schema="(Tensor[] tensors, Tensor(a!)? found_inf) -> Tensor",
 )  # fmt: skip
-_norm.register_fake(lambda role, found_inf: role[0].new_empty((), dtype=torch.float32))
+_norm.register_fake(lambda tensors, found_inf: tensors[0].new_empty((), dtype=torch.float32))
 
 
 # Check arguments, and take a step of any optimizer
 
 
-def _role(name: str, tensors: Any) -> Role:
-    """Return the argument `name` as a list: [x] for a single tensor x. A list or a `Fixed` is returned unchanged."""
-    if isinstance(tensors, Fixed):
-        return tensors
+def _column(name: str, tensors: Any) -> Sequence[Any]:
+    """Return the argument `name` as a list: [x] for a single tensor x. A list is returned unchanged."""
     tensors = [tensors] if isinstance(tensors, Tensor) else tensors
     wanted = "a tensor or a list of tensors"
     given = tensors if isinstance(tensors, list | tuple) else several(name, tensors, wanted, True)
@@ -237,17 +234,17 @@ def _conditions(
     return Conditions(lr, 1 if step is None else step, grad_scale, clip, found_inf, key)
 
 
-def _packed_row(packed: Tensor, compressor: MinMaxUInt8, p: Tensors) -> Tensor:
+def _packed_row(packed: Tensor, compressor: MinMaxUInt8, p: Sequence[Tensor]) -> Tensor:
     """Return the packed gradients of p as a tensor of shape (bytes,). Raise an error if they do not fit p."""
     instance("packed", packed, Tensor, "a tensor of bytes, as compress returned them")
-    if not isinstance(p, Tensor) or not p.is_contiguous():
+    if len(p) != 1 or not p[0].is_contiguous():
         raise ValueError("packed gradients are those of one contiguous tensor; step the flat tensor of a bucket")
     if packed.dtype != torch.uint8:
         raise TypeError(f"packed gradients are uint8, as compress returned them, not {packed.dtype}")
-    size = compressor.row_bytes(p.numel())
-    if packed.numel() != size or not packed.is_contiguous() or packed.device != p.device:
+    n, size, device = p[0].numel(), compressor.row_bytes(p[0].numel()), p[0].device
+    if packed.numel() != size or not packed.is_contiguous() or packed.device != device:
         raise ValueError(
-            f"{compressor!r} packs {p.numel()} gradients in one contiguous row of {size} bytes on {p.device}, not in "
+            f"{compressor!r} packs {n} gradients in one contiguous row of {size} bytes on {device}, not in "
             f"{tuple(packed.shape)} on {packed.device}"
         )
     if packed.data_ptr() % 16:
@@ -260,50 +257,45 @@ def _take(
     conditions: Conditions, packed: Tensor | None = None, compressor: MinMaxUInt8 = MinMaxUInt8(),
 ) -> None:  # fmt: skip
     """Take a step of `update`. `states` are in the order of the update; their keys are the names in error messages."""
-    if torch.compiler.is_compiling():
-        _step_in_graph(update, p, g, states, master, conditions, packed, compressor)
-        return
-    weights = _role("p", p)
-    if not len(weights):
-        return
-    first = listed(weights)[0]
-    check_conditions(conditions, first.device)
-    row = None if packed is None else _packed_row(packed, compressor, p)
-    if row is not None and not first.is_cuda:
-        g, row = compressor.decompress(row.view(1, -1), first.numel()).view(first.shape), None
-    roles: dict[str, Role] = {"p": weights, "g": _role("g", g if row is None else row)}
-    roles |= {at: _role(name, state) for at, (name, state) in zip("uv", states.items(), strict=False)}
-    if master is not None:
-        roles["master"] = _role("master", master)
+    names = dict(zip("uv", states, strict=False))
+    given: dict[str, Any] = {"p": p, "g": () if g is None else g, **dict(zip("uv", states.values(), strict=False))}
+    given |= {} if master is None else {"master": master}
+    columns = {at: _column(names.get(at, at), tensors) for at, tensors in given.items()}
+    step = _step_in_graph if torch.compiler.is_compiling() else _step
+    step(update, columns, names, conditions, packed, compressor)
 
-    def check() -> Columns:
-        columns, names = {at: listed(role) for at, role in roles.items()}, dict(zip("uv", states, strict=False))
-        return check_columns(columns, names, conditions.key is not None, row is not None)
 
-    steps_ops.step_(update, roles, conditions, None if row is None else compressor.block, check)
+def _step(
+    update: Update, columns: Columns, names: dict[str, str], conditions: Conditions, packed: Tensor | None,
+    compressor: MinMaxUInt8,
+) -> None:  # fmt: skip
+    if not (p := columns["p"]):
+        return
+    check_conditions(conditions, p[0].device)
+    block = None
+    if packed is not None:
+        row, n = _packed_row(packed, compressor, p), p[0].numel()
+        columns["g"] = [row] if row.is_cuda else [compressor.decompress(row.view(1, -1), n).view(p[0].shape)]
+        block = compressor.block if row.is_cuda else None
+    check = partial(check_columns, columns, names, conditions.key is not None, block is not None)
+    steps_ops.step_(update, columns, conditions, block, check)
 
 
 # In a graph of torch.compile, Python numbers become tensors on the CPU, which a step reads without waiting.
 
 
 def _step_in_graph(
-    update: Update, p: Tensors, g: Tensors | None, states: dict[str, Tensors], master: Masters | None,
-    c: Conditions, packed: Tensor | None, compressor: MinMaxUInt8,
+    update: Update, columns: Columns, names: dict[str, str], c: Conditions, packed: Tensor | None,
+    compressor: MinMaxUInt8,
 ) -> None:  # fmt: skip
-    def tensors(given: Masters | None) -> list[Any]:
-        return [] if given is None else list(listed(_role("master", given)))
-
-    options = list(map(float, astuple(update)))
-    masters = [torch.empty(0, dtype=torch.float32) if x is None else x for x in tensors(master)]
-    u, v = [*map(tensors, states.values()), [], []][:2]
+    none = torch.empty(0, dtype=torch.float32)
+    lists = [[none if x is None else x for x in columns.get(at, ())] for at in ("p", "g", "u", "v", "master")]
     numbers = [
         x if isinstance(x, Tensor) else torch.tensor(x, dtype=torch.int64 if isinstance(x, int) else torch.float64)
         for x in (c.lr, c.taken, c.grad_scale, c.clip, c.found_inf)
     ]
-    _operator(
-        type(update).__name__, options, " ".join(states), tensors(p), tensors(g), u, v, masters, *numbers,
-        c.key, packed, compressor.block,
-    )  # fmt: skip
+    options = type(update).__name__, list(map(float, astuple(update))), " ".join(names.values())
+    _operator(*options, *lists, *numbers, c.key, packed, compressor.block)
 
 
 @torch.library.custom_op("baguakit::step_", mutates_args={"p", "u", "v", "master", "taken"})
@@ -315,13 +307,96 @@ def _operator(
 ) -> None:  # fmt: skip
     *numbers, switch = options
     kind: Any = {each.__name__: each for each in (SGD, Adam, Lion)}[update]
-    _take(
-        kind(*options) if kind is Lion else kind(*numbers, bool(switch)),
-        p if packed is None else p[0],
-        g if packed is None else None,
-        dict(zip(names.split(), (u, v), strict=False)),
-        [x if x.numel() else None for x in master] or None,
+    made = kind(*options) if kind is Lion else kind(*numbers, bool(switch))
+    given = {"p": p, "g": g, "u": u, "v": v, "master": [x if x.numel() else None for x in master]}
+    columns: Columns = {at: column for at, column in given.items() if column or at in "pg"}
+    called, conditions = (
+        dict(zip("uv", names.split(), strict=False)),
         Conditions(lr, taken, grad_scale, clip, found_inf, key),
-        packed,
-        MinMaxUInt8(block),
     )
+    _step(made, columns, called, conditions, packed, MinMaxUInt8(block))
+
+
+# Check tensors and numbers before anything is launched
+
+
+def check_columns(columns: Columns, names: dict[str, str], drawn: bool, packed: bool = False) -> Columns:
+    """Return the columns if they fit each other. Errors call u and v by `names`. If `packed`, column g is not checked.
+
+    Raises:
+        TypeError: a tensor is not dense, or has a dtype that cannot be stepped (if `drawn`, with random rounding).
+        ValueError: counts, sizes, layouts or devices differ, p[i] needs no master, or a written tensor shares memory.
+    """
+    weights, named = columns["p"], {}
+    for name, column in ((names.get(at, at), columns[at]) for at in columns if at != "g" or not packed):
+        if len(column) != len(weights):
+            raise ValueError(f"{name} has {len(column)} tensors for {len(weights)} parameters: {describe(column)}")
+        for i, (x, p) in enumerate(zip(column, weights, strict=True)):
+            if x is not None or name != "master":
+                x = named[f"{name}[{i}]"] = _dense(f"{name}[{i}]", x, WEIGHTS if name in "pg" else (torch.float32,))
+                _check_like(f"{name}[{i}]", x, p)
+    for i, p in enumerate(weights):
+        mastered = f"master[{i}]" in named
+        if p.device != weights[0].device:
+            raise ValueError(f"p[{i}] is on {p.device} and p[0] on {weights[0].device}; step each device by itself")
+        if mastered and p.dtype == torch.float32:
+            raise ValueError(f"p[{i}] is float32 and needs no master; put None in its place")
+        if mastered and drawn:
+            raise ValueError(f"p[{i}] has a master, which loses nothing to rounding; leave key= out, or the master")
+        if drawn and p.dtype == torch.float16:
+            raise TypeError(f"p[{i}] is float16, and only bfloat16 is rounded at random; give it a master instead")
+    names_of = [*named]
+    for group in ([names_of[i] for i in group] for group in sharing([*named.values()]) if len(group) > 1):
+        for one in (name for name in group if not name.startswith("g[")):  # gradients are only read
+            other = next(each for each in group if each != one and len(sharing([named[one], named[each]])) == 1)
+            raise ValueError(f"{one} and {other} share memory, and one is overwritten; clone one, or give it only once")
+    return columns
+
+
+def check_gradients(grads: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return the gradients if one norm can be taken of all gradients; else raise."""
+    for i, g in enumerate(grads):
+        _dense(f"grads[{i}]", g, WEIGHTS)
+        if g.device != grads[0].device:
+            raise ValueError(f"grads[{i}] is on {g.device} and grads[0] on {grads[0].device}; take a norm for each")
+    return grads
+
+
+def check_conditions(conditions: Conditions, device: torch.device) -> None:
+    """Raise unless the conditions of a step are valid for tensors on this device."""
+    for name in ("lr", "clip", "grad_scale", "found_inf"):
+        check_number(name, getattr(conditions, name), device, 0.0 if name in ("lr", "clip") else -math.inf)
+    taken = conditions.taken
+    if isinstance(taken, Tensor) and (taken.numel() != 1 or taken.device not in (device, CPU) or taken.is_complex()):
+        raise ValueError(f"step is a number or a tensor with one value on {device}, not {describe(taken)}")
+
+
+def check_number(name: str, number: object, device: torch.device, least: float = -math.inf) -> None:
+    """Raise unless this is a finite number, or a floating tensor with one value that can be read without waiting."""
+    if not isinstance(number, Tensor):
+        real(name, number, least, above=0 if name == "grad_scale" else -math.inf)
+    elif number.numel() != 1 or not number.is_floating_point() or number.device not in (device, CPU):
+        raise ValueError(f"{name} is a floating tensor with one value on {device}, not {describe(number)}")
+
+
+def _dense(name: str, x: object, dtypes: Sequence[torch.dtype]) -> Tensor:
+    """Return `x` if it is a dense tensor of one of the dtypes; else raise."""
+    if not isinstance(x, Tensor):
+        raise TypeError(f"{name} is a {type(x).__name__}; give tensors, and leave out parameters without a gradient")
+    if x.layout is not torch.strided:
+        raise TypeError(f"{name} has the layout {x.layout}; call .to_dense() first")
+    if x.dtype not in dtypes:
+        allowed = " or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+        raise TypeError(f"{name} is {x.dtype}, and must be {allowed}; convert it with .to(…)")
+    if not is_dense(x):
+        raise TypeError(f"{name} has gaps (shape {tuple(x.shape)}, strides {x.stride()}); call .contiguous() first")
+    return x
+
+
+def _check_like(name: str, x: Tensor, p: Tensor) -> None:
+    if x.device != p.device:
+        raise ValueError(f"{name} is on {x.device} and its parameter on {p.device}; move one to the other")
+    if x.numel() != p.numel():
+        raise ValueError(f"{name} has {x.numel()} values and its parameter {p.numel()}: {describe(x)}, {describe(p)}")
+    if not (x.is_contiguous() and p.is_contiguous()) and (x.shape, x.stride()) != (p.shape, p.stride()):
+        raise ValueError(f"{name} has strides {x.stride()}, its parameter {p.stride()}; use torch.empty_like(p)")

@@ -5,7 +5,7 @@ given tensors are overwritten. All ranks of the group call the same primitives i
 Optimizer steps and `gradient_norm`, which are local, come from `baguakit.optim.steps`.
 """
 
-from ..optim.steps import Fixed, adam_step_, adamw_step_, gradient_norm, lion_step_, sgd_step_
+from ..optim.steps import adam_step_, adamw_step_, gradient_norm, lion_step_, sgd_step_
 from .collectives import (
     compressed_all_gather,
     compressed_broadcast_,
@@ -19,7 +19,7 @@ from .flights import launch
 from .neighbors import neighbor_gather, neighbor_mean_
 
 __all__ = [
-    "Differentiable", "Fixed", "adam_step_", "adamw_step_", "compressed_all_gather", "compressed_all_to_all",
+    "Differentiable", "adam_step_", "adamw_step_", "compressed_all_gather", "compressed_all_to_all",
     "compressed_broadcast_", "compressed_mean_", "compressed_receive_", "compressed_reduce_scatter", "compressed_send",
     "gradient_norm", "launch", "lion_step_", "mean_", "neighbor_gather", "neighbor_mean_", "sgd_step_", "sparse_mean_",
 ]  # fmt: skip

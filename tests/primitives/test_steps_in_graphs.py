@@ -9,7 +9,7 @@ from tiers import slow_after
 
 from baguakit.compressors import MinMaxUInt8
 from baguakit.optim import steps
-from baguakit.primitives import Fixed, adam_step_, adamw_step_, gradient_norm, lion_step_, sgd_step_
+from baguakit.primitives import adam_step_, adamw_step_, gradient_norm, lion_step_, sgd_step_
 
 CODEC = MinMaxUInt8()
 
@@ -41,13 +41,7 @@ def packed_adamw(p, g, u, v, found, count):
     adamw_step_(p[0], None, u[0], v[0], 0, packed=packed, compressor=CODEC)
 
 
-def fixed_sgd(p, g, u, v, found, count):
-    sgd_step_(Fixed(p), g, lr=0.1)
-
-
-@pytest.mark.parametrize(
-    "step", slow_after(2, [sgd, clipped_adam, adamw_with_masters, drawn_lion, packed_adamw, fixed_sgd])
-)
+@pytest.mark.parametrize("step", slow_after(2, [sgd, clipped_adam, adamw_with_masters, drawn_lion, packed_adamw]))
 def test_compiled_whole_a_step_gives_the_same_bits(step):
     def ready():
         shapes = [(300,), (7, 5), ()]

@@ -8,7 +8,7 @@ from drawn import values
 
 import baguakit as bk
 from baguakit.kernels.steps import operators as steps_ops
-from baguakit.primitives import Fixed, adamw_step_, gradient_norm, sgd_step_
+from baguakit.primitives import adamw_step_, gradient_norm, sgd_step_
 
 # Tables: of addresses, made once.
 
@@ -23,8 +23,8 @@ def made(monkeypatch):
 
 
 def tables_for(p, g):
-    columns = {name: x.tensors if isinstance(x, Fixed) else x for name, x in (("p", p), ("g", g))}
-    return steps_ops.tables_for({"p": p, "g": g}, None, lambda: columns)
+    columns = {"p": p, "g": g}
+    return steps_ops.tables_for(columns, None, lambda: columns)
 
 
 def records(tables):
@@ -43,13 +43,6 @@ def test_a_table_is_kept_while_addresses_hold_and_made_anew_when_they_change(mad
     tables_for([p[0]], [bucket[:35].view(7, 5)])
     tables_for([p[0][:3]], [bucket[:15].view(3, 5)])  # the same addresses, and other lengths
     assert len(made) == 4 and records(made[3])[0, 5] == 15
-
-
-def test_what_is_fixed_is_not_read_again(made, monkeypatch):
-    p, g = Fixed(values()), Fixed(values(1))
-    first = tables_for(p, g)
-    monkeypatch.setattr(torch.Tensor, "data_ptr", None)
-    assert tables_for(p, g) is first and len(made) == 1
 
 
 def test_old_tables_are_forgotten_but_not_those_of_graphs(made, monkeypatch):
@@ -105,7 +98,7 @@ REFUSED = [
     (wrong(packed=torch.zeros(32, dtype=torch.uint8)), ValueError, "one of g and packed="),
     (wrong(g=None, packed=torch.zeros(31, dtype=torch.uint8)), ValueError, "one contiguous row of 32 bytes"),
     (wrong(g=None, packed=torch.zeros(32)), TypeError, "packed gradients are uint8"),
-    (wrong(p=[X], g=None, packed=torch.zeros(32, dtype=torch.uint8)), ValueError, "those of one contiguous tensor"),
+    (wrong(p=[X, X], g=None, packed=torch.zeros(32, dtype=torch.uint8)), ValueError, "those of one contiguous tensor"),
     (wrong(g=None, packed=torch.zeros(32, dtype=torch.uint8), compressor=bk.compressors.UInt4()),
      TypeError, "the only one whose bytes a step reads, not UInt4"),
 ]  # fmt: skip

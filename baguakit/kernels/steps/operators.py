@@ -8,13 +8,14 @@ the tile in this parameter. So a program reads two lines of memory before the va
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...tensors import Fixed, Role, listed, uploaded
+from ...tensors import uploaded
 from ..operators import home_of
 from . import definition
 from .definition import Columns, Conditions, Update
@@ -25,28 +26,12 @@ KEPT = 64  # tables of a cache
 SUM_TILE = 16384  # values of a tile where only a sum is found
 
 
-def written(role: Role) -> None:
-    """Increase the version counters of a role's tensors, so that autograd sees that they have been written to."""
-    seen = role.versions if isinstance(role, Fixed) else role
-    torch.autograd.graph.increment_version([x for x in seen if x is not None])
-
-
-def key_of(name: str, role: Role) -> object:
-    """Return a key that changes if an address of a role's tensors changes; for p and g, also if a size changes.
-
-    The optimizer's state is as long as p, so it needs no sizes. On a CPU, where memory is soon used again, the key
-    changes with every fact that `optim/checks.py` looks at.
-    """
-    if isinstance(role, Fixed):
-        return name, role.serial
-    held = [x for x in role if x is not None] if name == "master" else role
-    key = name, tuple([x is None for x in role]) if name == "master" else None, tuple(map(Tensor.data_ptr, held))
-    if held and held[0].is_cpu:
-        odd = tuple([(i, x.shape, x.stride()) for i, x in enumerate(held) if not x.is_contiguous()])
-        return key, tuple([x.dtype for x in held]), tuple(map(Tensor.numel, held)), odd
-    if name == "master" or not held:
-        return key
-    return key, held[0].dtype, tuple([x.nbytes for x in held]) if name in "pg" else None
+def key_of(column: Sequence[Any]) -> object:
+    """Return a key that changes with the addresses of a column, and with every fact that `optim/steps.py` checks."""
+    held = [x for x in column if x is not None]
+    odd = tuple([(i, x.shape, x.stride()) for i, x in enumerate(held) if not x.is_contiguous()])
+    facts = tuple([x.dtype for x in held]), tuple(map(Tensor.numel, held)), odd
+    return tuple([x is None for x in column]), tuple(map(Tensor.data_ptr, held)), facts
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,32 +112,32 @@ TABLES = TableCache()
 
 
 def step_(
-    update: Update, roles: dict[str, Role], conditions: Conditions, block: int | None, check: Callable[[], Columns]
+    update: Update, columns: Columns, conditions: Conditions, block: int | None, check: Callable[[], Columns]
 ) -> None:
-    """Step the tensors of the roles p, g, u, v and master. Roles that the step does not need are left out.
+    """Step the tensors of the columns. `block` is the block length of packed gradients, else None.
 
-    `block` is the block length of packed gradients, else None. `check` raises unless the tensors fit each other, and
-    returns them as lists. Kernels call it only for new tensors.
+    `check` raises unless the columns fit each other, and returns them. Kernels call it only for new tensors.
     """
-    home = home_of(listed(roles["p"])[0], "steps")
-    options = block, conditions.key is not None
-    home.step_(update, check() if home is definition else tables_for(roles, options, check), conditions, block)
-    for name in roles.keys() & {"p", "master"}:
-        written(roles[name])
+    home, options = home_of(columns["p"][0], "steps"), (block, conditions.key is not None)
+    home.step_(update, check() if home is definition else tables_for(columns, options, check), conditions, block)
+    written = (x for name in ("p", "master") for x in columns.get(name, ()) if x is not None)
+    torch.autograd.graph.increment_version([*written])
 
 
-def tables_for(roles: dict[str, Role], options: object, check: Callable[[], Columns]) -> StepTables:
+def tables_for(columns: Columns, options: object, check: Callable[[], Columns]) -> StepTables:
     """Return the tables of tensors, from the cache if their addresses and `options` are known, else after `check`."""
-    first = listed(next(iter(roles.values())))[0]
+    first = next(iter(columns.values()))[0]
     try:
-        key = (options, *(key_of(name, role) for name, role in roles.items()))
+        key = (options, *((name, key_of(column)) for name, column in columns.items()))
     except RuntimeError:  # a tensor without an address, such as a sparse one
         check()
         raise
     return TABLES.find(key, first.device, lambda: tables_of(check()))
 
 
-def gradient_norm_(norm: Tensor, grads: Role, found_inf: Tensor | None, check: Callable[[], Sequence[Tensor]]) -> None:
+def gradient_norm_(
+    norm: Tensor, grads: Sequence[Tensor], found_inf: Tensor | None, check: Callable[[], Sequence[Tensor]]
+) -> None:
     """Write the norm of all gradients to `norm`. Set `found_inf`, if given, to 1 if it is not finite, else to 0."""
     home = home_of(norm, "steps")
     tables = None if home is definition else tables_for({"g": grads}, "norm", lambda: {"g": check()})
