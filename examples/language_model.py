@@ -26,7 +26,7 @@ from tqdm import tqdm
 import baguakit as bk
 from baguakit.compare import names
 from baguakit.compare.language import GPT, bits_per_byte, drawn, loss_of, read
-from baguakit.compare.tasks import OPTIMIZERS, optimizers_of
+from baguakit.compare.training import OPTIMIZERS, optimizers_of
 
 MAY_CHANGE = ("steps", "seconds", "every", "folder")  # options of a run that is continued
 

@@ -8,13 +8,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ..arguments import real
-from ..compare import page, trials
+from ..compare import compose, trials
 from ..compare.compose import rows, targets
 from ..compare.contenders import DDP, contender
 from ..compare.names import named, split
 from ..compare.pacing import bits_per_second, written
 from ..compare.table import Table, in_words
-from ..compare.tasks import GPT, OPTIMIZERS, Task
+from ..compare.training import GPT, OPTIMIZERS, Task
 from ..compare.trials import Comparison, Job
 from .ranks import launched
 from .screen import refusing, say
@@ -112,13 +112,13 @@ def conclude(made: Comparison, table: Table, failed: Mapping[str, str], folder: 
     lines, missing = [f"# {title}", ""], bool(notes)
     notes[:0] = [SAYS.format(hosts=made.hosts, rate=rate)] if table.machines else []
     if found and goals:
-        lines += page.table(found, goals, made.steps)
+        lines += compose.table_of(found, goals, made.steps)
         for row in found:
-            gain = page.gain(row, found, goals[-1])
-            say(f"{row.contender.name}: {page.time_to(row, goals[-1])} s to DDP's loss of {goals[-1]:.3f}, {gain}")
+            gain = compose.gain(row, found, goals[-1])
+            say(f"{row.contender.name}: {compose.time_to(row, goals[-1])} s to DDP's loss of {goals[-1]:.3f}, {gain}")
         label = next(name for _, result in table for name in result.get("scores", ()))  # of the task
         try:
-            page.draw(found, goals[-1], title, label, [folder / "loss.png", folder / "loss.svg"])
+            compose.draw(found, goals[-1], title, label, [folder / "loss.png", folder / "loss.svg"])
             lines += ["", "![The loss](loss.png)"]
         except ModuleNotFoundError as error:
             notes.append(str(error))

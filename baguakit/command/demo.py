@@ -15,13 +15,11 @@ import torch.distributed as dist
 from .. import algorithms
 from ..arguments import integer
 from ..comm import Comm
-from ..compare import page
-from ..compare.compose import Row
+from ..compare.compose import Row, draw
 from ..compare.contenders import Contender, contender
 from ..compare.digits import DIGITS
 from ..compare.pacing import Pacer, bits_per_second, check_pace, written
-from ..compare.tasks import Task
-from ..compare.training import train
+from ..compare.training import Task, train
 from .ranks import crew, leads
 from .screen import Refusal, Table, refusing, say
 
@@ -93,7 +91,7 @@ def run(options: argparse.Namespace) -> int:
     say(LEGEND + UNPACED * (not bits))
     if options.out is not None and leads():
         rows = [Row(e, (r := results[e.name])["step"], r["bytes"], e.lr or LR, [r["losses"]]) for e in contenders]
-        page.draw(rows[1:], rows[1].final(options.steps), place, "test loss of the mean", [options.out])
+        draw(rows[1:], rows[1].final(options.steps), place, "test loss of the mean", [options.out])
         say(f"\nThe picture is {options.out.resolve()}")
     return 0
 

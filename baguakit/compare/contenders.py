@@ -16,8 +16,7 @@ from torch.optim import Optimizer
 from .. import algorithms
 from ..attach import Attachment, attach
 from ..comm import Comm
-from .names import algorithm
-from .tasks import source_of
+from .names import algorithm, source_of
 
 RANK = 4  # of the matrices of PowerSGD
 
@@ -29,7 +28,7 @@ class Contender:
     Attributes:
         name: as it stands in tables and pictures.
         algorithm: "module:name" or an expression, as `names.algorithm` reads them; "" for a peer.
-        optimizer: one of `tasks.OPTIMIZERS`; "sgd" for algorithms that have their own.
+        optimizer: one of `training.OPTIMIZERS`; "sgd" for algorithms that have their own.
         lr: the learning rate of the first trial; None for that of the task.
         peer: a hook of torch's DDP (see `with_hook`); "" for an algorithm.
         period: steps after which the exchange repeats.

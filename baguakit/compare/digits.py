@@ -7,7 +7,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from .tasks import Training
+from .training import Training
 
 TRAINED, TESTED, BATCH = 4000, 1000, 32  # images; BATCH is the number in a step on each rank
 SIDE, NOISE = 8, 0.22  # pixels, and the standard deviation of their noise

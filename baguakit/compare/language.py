@@ -103,7 +103,7 @@ def text(context: int) -> tuple[Windows, Windows, str]:
 def gpt(
     seed: int, rank: int, ranks: int, layers: int = 4, width: int = 256, heads: int = 4
 ) -> tuple[nn.Module, Any, Any]:
-    """Return the training of a GPT, of 3.2 million values by default; see `tasks.Training`."""
+    """Return the training of a GPT, of 3.2 million values by default; see `training.Training`."""
     train, held_out, _ = text(CONTEXT)
     torch.manual_seed(seed)
     return (

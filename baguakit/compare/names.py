@@ -1,9 +1,12 @@
 """Objects that a command line names: "MODULE:NAME", or an expression of the names of this package."""
 
 import ast
+import functools
 import os
 import pkgutil
 import sys
+import zlib
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,6 +34,13 @@ def named(place: str, what: str = "it") -> Any:
         return pkgutil.resolve_name(place)
     except Exception as error:
         raise ValueError(f"cannot import {place} in this folder: {type(error).__name__}: {error}") from error
+
+
+@functools.cache
+def source_of(place: str) -> str:
+    """Return the digest of the file of the module in "module:name"; "" if `place` names none."""
+    file = getattr(sys.modules.get(place.partition(":")[0]), "__file__", None) if ":" in place else None
+    return f"{zlib.crc32(Path(file).read_bytes()):08x}" if file else ""
 
 
 def called(function: Any, place: str) -> Any:

@@ -1,4 +1,4 @@
-"""A training with a contender on a rank: its losses by step, and seconds and bytes of a step."""
+"""A task, which "MODULE:FUNCTION" names, and its training on a rank: losses by step, and the costs of a step."""
 
 import contextlib
 import copy
@@ -6,19 +6,73 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Muon, Optimizer
 
 from ..attach import Attachment
 from ..comm import Comm
 from ..primitives import mean_
-from . import pacing
+from . import language, pacing
 from .contenders import Contender
-from .tasks import Task, Training, optimizers_of
+from .names import named, source_of
 
+OPTIMIZERS = ("adamw", "momentum", "muon", "sgd")
+GPT = "baguakit.compare.language:gpt"
 WARM_UP = 4  # steps in which connections are made and kernels compiled
+
+
+class Training(NamedTuple):
+    """The training of one rank, which a task's function returns; a tuple of the three does as well.
+
+    Attributes:
+        model: equal on all ranks.
+        loss: `loss(model, step)` calls `model` on this rank's batch of a step, 1 or more, and returns the loss.
+        validate: `validate(model)` returns a number to minimise, or {name: number} with that number first.
+    """
+
+    model: nn.Module
+    loss: Callable[[nn.Module, int], Tensor]
+    validate: Callable[[nn.Module], float | Mapping[str, float]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task. The learning rate rises for `warmup` steps and then stays, so that losses at all steps compare.
+
+    Attributes:
+        place: "module:function". The function of (seed, rank, number of ranks) returns a `Training`.
+        every: steps between validations.
+    """
+
+    place: str = GPT
+    warmup: int = 50
+    every: int = 50
+
+    def begin(self, seed: int, rank: int, ranks: int) -> Training:
+        """Call the function; raise a TypeError that names it if it does not return a training."""
+        found = named(self.place)(seed, rank, ranks)
+        if not isinstance(found, tuple) or len(found) != 3 or not isinstance(found[0], nn.Module):
+            raise TypeError(f"{self.place} returns a tuple (model, loss, validate), not {type(found).__name__}")
+        return Training(*found)
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a result depends on, for JSON."""
+        data = {"text": language.text(language.CONTEXT)[2]} if self.place == GPT else {"source": source_of(self.place)}
+        return asdict(self) | data
+
+
+def optimizers_of(model: nn.Module, name: str, lr: float) -> list[Optimizer]:
+    """Return the optimizers of a name in `OPTIMIZERS`; "muon" steps weights of linear layers, and AdamW the rest."""
+    if name in ("sgd", "momentum"):
+        return [SGD(model.parameters(), lr, momentum=0.9 if name == "momentum" else 0.0)]
+    matrices = [each.weight for each in model.modules() if isinstance(each, nn.Linear) and name == "muon"]
+    others = [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
+    first: list[Optimizer] = [AdamW(others, lr, betas=(0.9, 0.95))]
+    return [*first, Muon(matrices, lr, adjust_lr_fn="match_rms_adamw")] if matrices else first
 
 
 @contextlib.contextmanager

@@ -18,8 +18,7 @@ from ..ranks import RankError, Ranks
 from .contenders import DDP, Contender
 from .pacing import Pacer, bits_per_second
 from .table import Table
-from .tasks import Task
-from .training import time_steps, train
+from .training import Task, time_steps, train
 
 
 class Job(NamedTuple):

@@ -7,7 +7,6 @@ a separate tensor with this value, because torch increments each tensor. Python 
 
 from collections import defaultdict
 from collections.abc import Hashable, MutableMapping, Sequence
-from itertools import accumulate
 from operator import is_
 from typing import Any
 
@@ -20,7 +19,6 @@ from ..tensors import sharing
 OptimizerState = MutableMapping[Any, dict[str, Any]]
 PLAIN = (Tensor, nn.Parameter)
 NUMBERS = (bool, int, float, complex, str, type(None))
-LONG = 16  # the least number of adjacent gradients that get a separate flat tensor
 
 # On each device: a parameter with more values than the first number is stepped alone; a flat tensor has at most the
 # second number. Measured on a CPU with 1,000 parameters: copies cost as much as they save at about 14,000 values per
@@ -48,24 +46,19 @@ class Flat:
     """Parameters that are stepped as one tensor. All have a gradient, and all have the same keys of state.
 
     The user's weights stay in place: they are copied to a flat tensor before a step and back after it. Gradients are
-    copied to a second flat tensor, and back only if the step changed them. Adjacent tensors need no copies.
+    copied to a second flat tensor, and back only if the step changed them. A shard that is alone is not copied.
     """
 
     def __init__(self, params: list[Tensor], state: OptimizerState) -> None:
-        self.params, self.copied = params, False  # the user's parameters; whether the latest gradients had to be copied
+        self.params = params  # the user's
         self._locals = [shard_of(p) for p in params]
         self._pointers = [x.data_ptr() for x in self._locals]
-        *self._starts, self._total = [0, *accumulate(x.numel() for x in self._locals)]
-        self._weights = self._locals[0].new_empty(self._total)
-        self._views = pieces(self._weights, self._locals)
-        self._strides = [x.stride() for x in self._views]
-        in_place = self._adjacent(self._locals)
-        if in_place is not None:
-            self._weights, self._views = in_place, []
+        self._total = sum(x.numel() for x in self._locals)
+        self._weights, self._views = self._joined(self._locals)
         self.param = nn.Parameter(self._weights)  # the optimizer steps this; `load` sets its gradient
-        self._buffer: Tensor | None = None  # gradients are copied into this; the next list has its pieces
-        self._buffer_views: list[Tensor] = []
         self._grads: list[Tensor] = []
+        self._gradient: Tensor | None = None  # of `param`
+        self._gradient_views: list[Tensor] = []
         self.known: dict[str, Any] | None = None  # the optimizer's state after its latest step, if there was one
         self._dicts: list[Any] = [None] * len(params)  # the user's state of each parameter; None before there is one
         self._seen: dict[str, list[Any]] = {}  # by key, the values in these states
@@ -84,20 +77,15 @@ class Flat:
         )
 
     def load(self) -> None:
-        """Copy weights and gradients into flat tensors, except those that are already adjacent in memory."""
+        """Copy weights and gradients into flat tensors."""
         self.param.data = self._weights
-        if self._views:
-            torch._foreach_copy_(self._views, self._locals)
         self._grads = [shard_of(p.grad) for p in self.params if p.grad is not None]
-        flat = self._adjacent(self._grads)
-        self.copied = flat is None
-        if flat is None:
-            if self._buffer is None:
-                self._buffer = self._weights.new_empty(self._total)
-                self._buffer_views = pieces(self._buffer, self._locals)
-            torch._foreach_copy_(self._buffer_views, self._grads)
-            flat = self._buffer
-        self.param.grad, self._version = flat, flat._version
+        if self._gradient is None or not self._gradient_views:
+            self._gradient, self._gradient_views = self._joined(self._grads)
+        for views, own in ((self._views, self._locals), (self._gradient_views, self._grads)):
+            if views:
+                torch._foreach_copy_(views, own)
+        self.param.grad, self._version = self._gradient, self._gradient._version
 
     def store(self, found: dict[str, Any] | None, state: OptimizerState, unscaled: bool) -> None:
         """Copy back the weights and the state `found`; also the gradients, if the step changed them, or if `unscaled`.
@@ -111,8 +99,8 @@ class Flat:
             torch._foreach_copy_(self._locals, self._views)
         else:  # autograd must see that the weights have changed
             torch.autograd.graph.increment_version(self._locals)
-        if self.copied and self._buffer is not None and (unscaled or self._buffer._version != self._version):
-            torch._foreach_copy_(self._grads, self._buffer_views)
+        if self._gradient_views and (unscaled or self._gradient_views[0]._version != self._version):
+            torch._foreach_copy_(self._grads, self._gradient_views)
         self.param.grad, self._grads = None, []
         if found is None:
             return
@@ -130,16 +118,12 @@ class Flat:
                 if d is not None and d is before and d.get(key) is value and isinstance(value, Tensor):
                     d[key] = value.clone()
 
-    def _adjacent(self, tensors: Sequence[Tensor]) -> Tensor | None:
-        """Return the flat tensor that consists of `tensors`, if they are adjacent in memory; else None."""
-        first = tensors[0]
-        base, itemsize, begin = first.data_ptr(), first.element_size(), first.storage_offset()
-        adjacent = [x.data_ptr() for x in tensors] == [base + itemsize * start for start in self._starts]
-        # Two separate allocations may be adjacent by chance.
-        in_one = begin + self._total <= first.untyped_storage().nbytes() // itemsize
-        if not (adjacent and in_one and [x.stride() for x in tensors] == self._strides):
-            return None
-        return first.detach().as_strided((self._total,), (1,), begin)
+    def _joined(self, tensors: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Return a flat tensor for `tensors`, and its pieces; of one contiguous tensor, a view of it, and no pieces."""
+        if len(tensors) == 1 and tensors[0].is_contiguous():
+            return tensors[0].detach().view(-1), []
+        flat = tensors[0].new_empty(self._total)
+        return flat, pieces(flat, self._locals)
 
     def _together(self, values: list[Any]) -> Any:
         """Return one value for the flat tensor, joined from `values`, the state of all parameters under one key."""
@@ -203,17 +187,14 @@ def _like(p: Any, x: Tensor) -> Any:
 
 
 def divide(params: Sequence[Tensor], state: OptimizerState) -> list[Flat]:
-    """Return flat tensors of the small parameters with a gradient, each of one dtype, device and kind of state.
-
-    Parameters with adjacent gradients are in the order of these gradients in memory.
-    """
+    """Return flat tensors of the small parameters with a gradient, each of one dtype, device and kind of state."""
     kinds: dict[Hashable, list[Tensor]] = defaultdict(list)
     able = [p for p in params if _is_candidate(p)]
     shared = {i for group in sharing([shard_of(p) for p in able]) for i in group if len(group) > 1}
     for p in (p for i, p in enumerate(able) if i not in shared):  # torch must step those one after another
         if (kind := _kind(p, state)) is not None:
             kinds[kind].append(p)
-    chunks = [chunk for each in kinds.values() for run in _runs(each) for chunk in _chunks(run)]
+    chunks = [chunk for each in kinds.values() for chunk in _chunks(each)]
     # A single plain tensor needs no flat tensor.
     return [Flat(chunk, state) for chunk in chunks if len(chunk) > 1 or type(chunk[0]) not in PLAIN]
 
@@ -252,26 +233,11 @@ def _kind(p: Tensor, state: OptimizerState) -> Hashable:
     return tuple(kind)
 
 
-def _runs(params: list[Tensor]) -> list[list[Tensor]]:
-    """Return long runs of parameters with adjacent gradients in one storage; the last run has all other parameters."""
-    runs: list[list[Tensor]] = []
-    end = (0, 0)
-    placed = [(shard_of(p.grad), p) for p in params if p.grad is not None]
-    for g, p in sorted(placed, key=lambda each: each[0].data_ptr()):
-        if end != (storage_of(g), g.data_ptr()):
-            runs.append([])
-        runs[-1].append(p)
-        end = storage_of(g), g.data_ptr() + g.nbytes
-    long = [run for run in runs if len(run) >= min(LONG, len(params))]
-    in_runs = {p for run in long for p in run}
-    return [run for run in (*long, [p for p in params if p not in in_runs]) if run]
-
-
-def _chunks(run: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Divide a run into lists of parameters, one for each flat tensor of limited length. A large shard is alone."""
+def _chunks(params: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Divide parameters into lists, one for each flat tensor of limited length. A large shard is alone."""
     chunks: list[list[Tensor]] = []
-    (small, most), room = CPU if run[0].is_cpu else GPU, -1
-    for p in run:
+    (small, most), room = CPU if params[0].is_cpu else GPU, -1
+    for p in params:
         n = shard_of(p).numel()
         if n > min(room, small):
             chunks.append([])

@@ -4,8 +4,7 @@ import json
 import os
 from pathlib import Path
 
-from baguakit.compare import page
-from baguakit.compare.compose import SHARES
+from baguakit.compare.compose import SHARES, table_of
 from bench.network.page import machine
 from bench.network.table import RESULTS, Table
 
@@ -75,7 +74,7 @@ def section(losses: Table, timings: Table, network: str, hosts: int) -> list[str
     lines = [f"## {network}, {hosts} hosts\n"]
     if here := compose.place(timings, network, hosts):
         lines.append(f"r = {here.r:.2f}; ceiling {here.ceiling:.1f}.\n")
-    return [*lines, *page.table(found, goals, MADE.steps), ""]
+    return [*lines, *table_of(found, goals, MADE.steps), ""]
 
 
 def checked(timings: Table) -> list[str]:

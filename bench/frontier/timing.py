@@ -15,8 +15,7 @@ import torch.distributed as dist
 import baguakit as bk
 from baguakit.compare.contenders import Contender
 from baguakit.compare.table import Table
-from baguakit.compare.tasks import optimizers_of
-from baguakit.compare.training import stepping, validated
+from baguakit.compare.training import optimizers_of, stepping, validated
 from baguakit.compare.trials import best_rate
 from bench.network.runs import Cell
 from bench.network.train import blocks_of, counted, on_every_host, share

@@ -10,7 +10,7 @@ from typing import Any
 from baguakit.compare import language, trials
 from baguakit.compare.contenders import Contender
 from baguakit.compare.table import Table
-from baguakit.compare.tasks import Task
+from baguakit.compare.training import Task
 from baguakit.compare.trials import Comparison, Job, final
 from bench.network.table import RESULTS
 

@@ -92,7 +92,7 @@ def test_state_that_other_processes_share_stays_where_it_is():
     assert places == [s["sum"].data_ptr() for s in optimizer.state.values()]
 
 
-def test_weights_that_lie_one_after_another_are_stepped_in_place():
+def test_weights_that_lie_one_after_another_stay_where_they_are():
     flat = torch.arange(60.0)
     ours = [nn.Parameter(x) for x in flat.split(20)]
     theirs = [nn.Parameter(x.clone()) for x in flat.split(20)]

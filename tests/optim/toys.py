@@ -90,8 +90,8 @@ def report(optimizer):
     layouts = fusion_of(optimizer).layouts
     flats = [flat for layout in layouts for flat in layout.flats]
     present = [given for layout in layouts for given in layout.present]
-    together, copied = sum(len(flat.params) for flat in flats), sum(flat.copied for flat in flats)
+    together = sum(len(flat.params) for flat in flats)
     return SimpleNamespace(
-        layouts=layouts, flats=len(flats), together=together, copied=copied, absent=present.count(False),
+        layouts=layouts, flats=len(flats), together=together, absent=present.count(False),
         apart=present.count(True) - together,
     )  # fmt: skip

@@ -13,7 +13,7 @@ from torch.optim import SGD, Optimizer
 import baguakit as bk
 from baguakit.compare import digits, language
 from baguakit.compare.language import text
-from baguakit.compare.tasks import optimizers_of
+from baguakit.compare.training import optimizers_of
 from bench.network import tasks as networks
 
 
