@@ -119,9 +119,9 @@ def test_torch_compile_passes_over_them(compressor):
 @every
 @pytest.mark.parametrize("device", ["cpu", torch.device("cpu")])
 def test_warm_up_leaves_nothing_to_load(compressor, device):
-    cpu._library.cache_clear()
+    cpu.functions.cache_clear()
     compressor.warm_up(device, torch.bfloat16)
-    loaded = cpu._library.cache_info().misses
+    loaded = cpu.functions.cache_info().misses
     for dtype in (torch.bfloat16, torch.float32):
         x, residual = torch.randn(6, 3001).to(dtype), torch.empty(6, 3001)
         packed = compressor.compress(x, residual)
@@ -129,7 +129,7 @@ def test_warm_up_leaves_nothing_to_load(compressor, device):
         compressor.add_(residual[0], packed, [1.0] * 6)
         if compressor.dense:
             compressor.reduce(packed, 3001, residual[0])
-    assert cpu._library.cache_info().misses == loaded
+    assert cpu.functions.cache_info().misses == loaded
 
 
 BLOCKWISE = list(dict.fromkeys(type(each) for each in ALL if isinstance(each, Blockwise)))

@@ -7,15 +7,12 @@ Functions of a library run without the GIL. They must give the very bits of the 
 if its arithmetic is that of IEEE 754, operation by operation: see `exact` in `common.h`.
 """
 
-import contextlib
 import ctypes
 import functools
 import logging
 import os
 import subprocess
 import tempfile
-from collections.abc import Iterator
-from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +40,6 @@ FEW = 1 << 17  # values: for fewer, threads take longer to start than to help
 
 _log = logging.getLogger("baguakit")
 _warn_once = functools.cache(_log.warning)
-_defined: ContextVar[bool] = ContextVar("baguakit definitions", default=False)
-
-
-def functions(family: str) -> ctypes.CDLL | None:
-    """Return the functions of a family, which the first use compiles; None if the definitions must run instead."""
-    return None if _defined.get() else _library(family)
 
 
 def call(family: str, name: str, *arguments: Tensor | ctypes.Array[Any] | ctypes.Structure | int | None) -> None:
@@ -65,16 +56,6 @@ def _word(x: Tensor | ctypes.Array[Any] | ctypes.Structure | int | None) -> int:
     return x or 0 if isinstance(x, int | None) else ctypes.addressof(x)
 
 
-@contextlib.contextmanager
-def definitions() -> Iterator[None]:
-    """In a `with` block, run the definitions instead of compiled kernels in this thread."""
-    token = _defined.set(True)
-    try:
-        yield
-    finally:
-        _defined.reset(token)
-
-
 def threads(values: int) -> int:
     """Return how many threads work on so many values: one, or as many as torch uses."""
     return 1 if values < FEW else torch.get_num_threads()
@@ -87,7 +68,8 @@ def compiler() -> str | None:
 
 
 @functools.cache
-def _library(family: str) -> ctypes.CDLL | None:
+def functions(family: str) -> ctypes.CDLL | None:
+    """Return the functions of a family, which the first use compiles; None if the definitions must run instead."""
     source, found = SOURCES[family], compiler()
     if found is None:
         _warn_once("no C compiler (cc, gcc, clang) was found: kernels on the CPU run many times slower; install one")

@@ -9,20 +9,18 @@ from typing import Any
 import torch
 
 from .base import Flight, Lane, Moment, New, Phases, between, current_stream, moment, passed, reader, temporaries
-from .cpu import CpuLane, HostLane, whole
+from .cpu import CpuLane, whole
 from .cuda import CudaLane
 
 __all__ = [
-    "CpuLane", "CudaLane", "Flight", "HostLane", "Lane", "Moment", "New", "Phases", "between", "current_stream",
+    "CpuLane", "CudaLane", "Flight", "Lane", "Moment", "New", "Phases", "between", "current_stream",
     "lane", "lane_of", "moment", "passed", "reader", "temporaries", "whole",
 ]  # fmt: skip
 
 
 def lane(device: torch.device, name: str = "baguakit lane", by_host: bool = False) -> Lane:
     """Return a new lane for tensors on `device`. With `by_host`, its work sends them from the memory of the host."""
-    if device.type == "cpu":
-        return CpuLane(name)
-    return HostLane(device, name) if by_host or device.type != "cuda" else CudaLane(device)
+    return CpuLane(name, device) if by_host or device.type != "cuda" else CudaLane(device)
 
 
 _lanes: "weakref.WeakKeyDictionary[Any, dict[torch.device, Lane]]" = weakref.WeakKeyDictionary()

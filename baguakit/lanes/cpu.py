@@ -23,10 +23,19 @@ TIME_TO_END = 2.0  # seconds that threads have to end before the interpreter doe
 
 
 class CpuLane(Lane):
-    """A lane of one thread, started with the first work. The thread is a daemon, so it does not block process exit."""
+    """A lane of one thread, started with the first work. The thread is a daemon, so it does not block process exit.
 
-    def __init__(self, name: str = "baguakit lane") -> None:
-        self._name = name
+    Tensors of another `device` are sent from the memory of the host. Where the device has streams, each thread of the
+    lane has its own, and every phase of a flight begins after the work that was on the current stream at the launch,
+    and after the phase before it. The thread waits for copies to the host. The caller waits for the thread as on a CPU,
+    since data have to arrive before anything can copy them to the device, and then its current stream, not the host,
+    waits for what the thread has left to the device.
+    """
+
+    def __init__(self, name: str = "baguakit lane", device: torch.device = Lane.clock) -> None:
+        self._name, self.device, module = name, device, streams_of(device)
+        self.stream = None if module is None else module.Stream(device)
+        self._others: list[Any] = []  # streams for which the next flight also waits
         self._work: queue.SimpleQueue[CpuFlight | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self.beside: CpuLane | None = None
@@ -34,9 +43,12 @@ class CpuLane(Lane):
 
     def run(self, work: Callable[[], Any], name: str = "", in_phases: bool = False) -> "CpuFlight":
         if in_phases and self.beside is None:
-            self.beside = self.another(f"{self._name}, beside")
+            self.beside = CpuLane(f"{self._name}, beside", self.device)
         with in_profile("launch", name) if profiler._is_profiler_enabled else NO_RANGE:
-            flight = self.flight(work, name, self if in_phases else None)
+            flight = CpuFlight(work, name, self if in_phases else None)
+            if self.stream is not None:
+                flight.follow(self.device, [mark(self.device), *self._others])
+                self._others = []
             self.latest = flight if in_phases else None
             self._work.put(flight)
             if self._thread is None:
@@ -45,21 +57,20 @@ class CpuLane(Lane):
                 _threads[self._thread] = self._work
         return flight
 
-    def another(self, name: str) -> "CpuLane":
-        return CpuLane(name)
-
-    def enter(self) -> contextlib.AbstractContextManager[Any]:
-        return NO_RANGE
-
-    def flight(self, work: Callable[[], Any], name: str, lane: "CpuLane | None") -> "CpuFlight":
-        return CpuFlight(work, name, lane)
-
     def here(self) -> bool:
         return threading.current_thread() is self._thread
 
     def flush(self) -> None:
         if self.latest is not None:
             self.run(lambda: None)
+
+    def follow(self, streams: Iterable[Any]) -> None:
+        here = current_stream(self.device)
+        self._others += [stream.record_event() for stream in streams if self.stream is not None and stream != here]
+
+    def uses(self, value: Any) -> None:
+        if self.stream is not None:
+            kept_for(tensors_in(value), self.stream)
 
     def rest(self, seconds: float) -> None:
         self.run(lambda: None).wait(seconds)
@@ -97,7 +108,7 @@ def end_threads() -> None:
 
 
 def _fly_all(lane: CpuLane) -> None:
-    work, inside = lane._work, lane.enter()
+    work, inside = lane._work, NO_RANGE if lane.stream is None else streams_of(lane.device).stream(lane.stream)
     del lane  # which ends with its user, not with its thread
     base._memory.kept = []
     held: CpuFlight | None = None  # its last phases are to be done here
@@ -135,6 +146,36 @@ class CpuFlight(Flight):
             self._between: Flight = Flight()  # the phase on the lane beside
             self._context = contextvars.copy_context()  # another flight begins between the phases of this one
             self._rest: Phases | None = None
+        self._device = Lane.clock
+        self._after: list[Any] = []  # of a device with streams: events for which the next phase, or reader, waits
+
+    def follow(self, device: torch.device, after: list[Any]) -> None:
+        """Let the streams of `device` wait: each phase for the one before, and the first one for the events `after`."""
+        work, self._device, self._after = self._work, device, after
+        self._work = lambda: self._ordered(work)
+
+    def _ordered(self, work: Any) -> Phases:
+        """Do the phases of `work`, each after the device has done the phase before."""
+        self._begin()
+        made = work()
+        while type(made) is GeneratorType:
+            try:
+                read = next(made)
+            except StopIteration as end:
+                made = end.value
+                break
+            self._after = [mark(self._device)]
+            yield read
+            self._begin(read)
+        self._after = [mark(self._device)]
+        return made
+
+    def _begin(self, read: Any = ()) -> None:
+        """Let the current stream wait for the events, and keep the memory of what it reads until it has done so."""
+        stream = current_stream(self._device)
+        for event in self._after:
+            stream.wait_event(event)
+        kept_for(tensors_in(read), stream)
 
     def fly(self) -> None:
         """Do the work. If it has phases, do the first phase, and put the second one on the lane beside this lane."""
@@ -218,6 +259,8 @@ class CpuFlight(Flight):
         self.waits.append((before, time.perf_counter()))
         if self._error is not None:
             raise self._error
+        if self._after:
+            self._begin(self.value)
         return self.value
 
 
@@ -228,71 +271,3 @@ def whole(phases: Phases) -> Any:
             next(phases)
         except StopIteration as end:
             return end.value
-
-
-class HostLane(CpuLane):
-    """A thread that works for a `device` whose tensors are sent from the memory of the host.
-
-    Where the device has streams, each thread of the lane has its own, and every phase of a flight begins after the work
-    that was on the current stream at the launch, and after the phase before it. The thread waits for copies to the
-    host. The caller waits for the thread as on a CPU, since data have to arrive before anything can copy them to the
-    device, and then its current stream, not the host, waits for what the thread has left to the device.
-    """
-
-    def __init__(self, device: torch.device, name: str = "baguakit lane") -> None:
-        super().__init__(name)
-        self.device, module = device, streams_of(device)
-        self.stream = None if module is None else module.Stream(device)
-        self._others: list[Any] = []  # streams for which the next flight also waits
-
-    def another(self, name: str) -> "HostLane":
-        return HostLane(self.device, name)
-
-    def enter(self) -> contextlib.AbstractContextManager[Any]:
-        return NO_RANGE if self.stream is None else streams_of(self.device).stream(self.stream)
-
-    def flight(self, work: Callable[[], Any], name: str, lane: CpuLane | None) -> "HostFlight":
-        others, self._others = self._others, []
-        return HostFlight(self.device, [mark(self.device), *others], work, name, lane)
-
-    def follow(self, streams: Iterable[Any]) -> None:
-        here = current_stream(self.device)
-        self._others += [stream.record_event() for stream in streams if stream != here]
-
-    def uses(self, value: Any) -> None:
-        kept_for(tensors_in(value), self.stream)
-
-
-class HostFlight(CpuFlight):
-    def __init__(
-        self, device: torch.device, after: list[Any], work: Callable[[], Any], name: str, lane: CpuLane | None
-    ) -> None:
-        self._device, self._after = device, after  # events for which the next phase waits
-        super().__init__((lambda: self._ordered(work)) if lane else (lambda: whole(self._ordered(work))), name, lane)
-
-    def _ordered(self, work: Callable[[], Any]) -> Phases:
-        """Do the phases of `work`, each after the device has done the phase before."""
-        self._begin()
-        made: Any = work()
-        while type(made) is GeneratorType:
-            try:
-                read = next(made)
-            except StopIteration as end:
-                made = end.value
-                break
-            self._after = [mark(self._device)]
-            yield read
-            self._begin()
-            kept_for(tensors_in(read), current_stream(self._device))
-        self._after = [mark(self._device)]
-        return made
-
-    def _begin(self) -> None:
-        for event in filter(None, self._after):
-            current_stream(self._device).wait_event(event)
-
-    def result(self) -> Any:
-        value = super().result()
-        self._begin()
-        kept_for(tensors_in(value), current_stream(self._device))
-        return value

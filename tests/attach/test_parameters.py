@@ -112,16 +112,16 @@ def first_steps(rules, dtype_name):
     """Return, by algorithm, the number of libraries that attach loaded, and of those that the steps after it did."""
     found = {}
     for name, rule in rules.items():
-        cpu._library.cache_clear()
+        cpu.functions.cache_clear()
         model = torch.nn.Linear(300, 300).to(getattr(torch, dtype_name))
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         with bk.attach(model, optimizer, rule(bk)):
-            attached = cpu._library.cache_info().misses
+            attached = cpu.functions.cache_info().misses
             for _ in range(3):
                 model(torch.ones(2, 300, dtype=model.weight.dtype)).sum().backward()
                 optimizer.step()
                 optimizer.zero_grad()
-        found[name] = attached, cpu._library.cache_info().misses - attached
+        found[name] = attached, cpu.functions.cache_info().misses - attached
     return found
 
 

@@ -4,6 +4,7 @@ import functools
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from formats import BLOCKWISE, SELDOM
@@ -60,7 +61,7 @@ class Mean:
     def wanted(self) -> tuple[torch.Tensor, list[torch.Tensor]]:
         """The mean, and what each rank's residual then is."""
         lost = [] if self.codec is None else [torch.empty(self.length) for _ in self.values]
-        with cpu.definitions():
+        with patch.object(cpu, "functions", return_value=None):
             return separately(self.codec, self.values, lost or None, self.one_hop)[0], lost
 
     def good(self, ctas: int) -> list[bool]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
+from unittest.mock import patch
 
 import torch
 from exchanges import NEVER, Mean, Node, _int32
@@ -74,7 +75,7 @@ class Exchange:
     @functools.cached_property
     def wanted(self) -> list[list[torch.Tensor]]:
         """Return the results of each rank, in the order of `begin`."""
-        with cpu.definitions():
+        with patch.object(cpu, "functions", return_value=None):
             return [self.definition(rank) for rank in range(self.ranks)]
 
     def sent(self, rank: int) -> int:

@@ -3,6 +3,7 @@
 import copy
 import itertools
 import math
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -188,7 +189,7 @@ def test_without_a_library_the_definition_steps(made):
     x = columns(RULES[8], FORMS[0], 0)
     ours, theirs = copied(x), copied(x)
     adamw_step_(ours["p"], x["g"], ours["u"], ours["v"], 0, weight_decay=0.0)
-    with cpu.definitions():
+    with patch.object(cpu, "functions", return_value=None):
         adamw_step_(theirs["p"], x["g"], theirs["u"], theirs["v"], 0, weight_decay=0.0)
     assert made == [len(LENGTHS)]
     assert not any(difference(a, b) for name in "puv" for a, b in zip(ours[name], theirs[name], strict=True))
