@@ -46,7 +46,7 @@ __all__ = ["adam_step_", "adamw_step_", "gradient_norm", "lion_step_", "sgd_step
 Tensors = Tensor | Sequence[Tensor]
 Masters = Tensors | Sequence[Tensor | None]
 Number = float | Tensor
-BETAS = kind_of(Betas)
+BETAS: Any = kind_of(Betas)
 CPU = torch.device("cpu")
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -101,7 +101,7 @@ def adam_step_(
         master, key, grad_scale, clip, found_inf: see this module.
     """
     conditions = _conditions(lr, step, grad_scale, clip, found_inf, key, eps=eps, weight_decay=weight_decay)
-    _take(Adam(*_betas(betas), eps, weight_decay), p, g, {"m": m, "v": v}, master, conditions)
+    _take(Adam(*BETAS.take("betas", betas), eps, weight_decay), p, g, {"m": m, "v": v}, master, conditions)
 
 
 @torch.no_grad()
@@ -124,7 +124,7 @@ def adamw_step_(
     """
     conditions = _conditions(lr, step, grad_scale, clip, found_inf, key, eps=eps, weight_decay=weight_decay)
     instance("compressor", compressor, MinMaxUInt8, "MinMaxUInt8(), the only one whose bytes a step reads")
-    update = Adam(*_betas(betas), eps, weight_decay, decoupled=True)
+    update = Adam(*BETAS.take("betas", betas), eps, weight_decay, decoupled=True)
     if (g is None) == (packed is None):
         raise ValueError(f"give one of g and packed=, not g={describe(g)} and packed={describe(packed)}")
     _take(update, p, g, {"m": m, "v": v}, master, conditions, packed, compressor)
@@ -150,7 +150,7 @@ def lion_step_(
         master, key, grad_scale, clip, found_inf: see this module.
     """
     conditions = _conditions(lr, step, grad_scale, clip, found_inf, key, weight_decay=weight_decay)
-    _take(Lion(*_betas(betas), weight_decay), p, g, {"m": m}, master, conditions)
+    _take(Lion(*BETAS.take("betas", betas), weight_decay), p, g, {"m": m}, master, conditions)
 
 
 @torch.no_grad()
@@ -206,10 +206,6 @@ def _column(name: str, tensors: Any) -> Sequence[Any]:
         if name == "p" and each is not None and each.is_meta:
             raise ValueError(message(name, "a tensor that holds values", each))
     return given
-
-
-def _betas(betas: Any) -> tuple[float, float]:
-    return tuple(BETAS.take("betas", betas))
 
 
 def _conditions(

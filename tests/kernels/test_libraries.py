@@ -1,6 +1,5 @@
 """Compiled families: compiled once for all processes of a user, made again if damaged, and never needed."""
 
-import ctypes
 import fcntl
 import multiprocessing
 import os
@@ -10,7 +9,6 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from unittest.mock import patch
 
 import pytest
 
@@ -194,15 +192,3 @@ def test_a_compiler_that_does_not_know_the_processor_compiles_without(home):
 def test_arithmetic_that_is_not_exact_is_refused(home, caplog):
     write_compiler(home, more="-fassociative-math -fno-signed-zeros")  # -ffast-math would change this process
     assert not works(home) and "compiles family.c inexactly" in caplog.text
-
-
-@needs_compiler
-def test_definitions_can_be_asked_for_by_one_thread(home):
-    assert works(home)
-    with patch.object(cpu, "functions", return_value=None):
-        assert cpu.functions("family") is None
-        found = []
-        other = threading.Thread(target=lambda: found.append(cpu.functions("family")))
-        other.start()
-        other.join()
-    assert isinstance(found[0], ctypes.CDLL) and cpu.functions("family") is found[0]
