@@ -46,7 +46,7 @@ __all__ = ["adam_step_", "adamw_step_", "gradient_norm", "lion_step_", "sgd_step
 Tensors = Tensor | Sequence[Tensor]
 Masters = Tensors | Sequence[Tensor | None]
 Number = float | Tensor
-BETAS: Any = kind_of(Betas)
+BETAS = kind_of(Betas)
 CPU = torch.device("cpu")
 WEIGHTS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -101,7 +101,7 @@ def adam_step_(
         master, key, grad_scale, clip, found_inf: see this module.
     """
     conditions = _conditions(lr, step, grad_scale, clip, found_inf, key, eps=eps, weight_decay=weight_decay)
-    _take(Adam(*BETAS.take("betas", betas), eps, weight_decay), p, g, {"m": m, "v": v}, master, conditions)
+    _take(Adam(*_betas(betas), eps, weight_decay), p, g, {"m": m, "v": v}, master, conditions)
 
 
 @torch.no_grad()
@@ -124,7 +124,7 @@ def adamw_step_(
     """
     conditions = _conditions(lr, step, grad_scale, clip, found_inf, key, eps=eps, weight_decay=weight_decay)
     instance("compressor", compressor, MinMaxUInt8, "MinMaxUInt8(), the only one whose bytes a step reads")
-    update = Adam(*BETAS.take("betas", betas), eps, weight_decay, decoupled=True)
+    update = Adam(*_betas(betas), eps, weight_decay, decoupled=True)
     if (g is None) == (packed is None):
         raise ValueError(f"give one of g and packed=, not g={describe(g)} and packed={describe(packed)}")
     _take(update, p, g, {"m": m, "v": v}, master, conditions, packed, compressor)
@@ -150,7 +150,7 @@ def lion_step_(
         master, key, grad_scale, clip, found_inf: see this module.
     """
     conditions = _conditions(lr, step, grad_scale, clip, found_inf, key, weight_decay=weight_decay)
-    _take(Lion(*BETAS.take("betas", betas), weight_decay), p, g, {"m": m}, master, conditions)
+    _take(Lion(*_betas(betas), weight_decay), p, g, {"m": m}, master, conditions)
 
 
 @torch.no_grad()
@@ -206,6 +206,10 @@ def _column(name: str, tensors: Any) -> Sequence[Any]:
         if name == "p" and each is not None and each.is_meta:
             raise ValueError(message(name, "a tensor that holds values", each))
     return given
+
+
+def _betas(betas: Any) -> tuple[float, float]:
+    return tuple(BETAS.take("betas", betas))
 
 
 def _conditions(
@@ -306,11 +310,8 @@ def _operator(
     made = kind(*options) if kind is Lion else kind(*numbers, bool(switch))
     given = {"p": p, "g": g, "u": u, "v": v, "master": [x if x.numel() else None for x in master]}
     columns: Columns = {at: column for at, column in given.items() if column or at in "pg"}
-    called, conditions = (
-        dict(zip("uv", names.split(), strict=False)),
-        Conditions(lr, taken, grad_scale, clip, found_inf, key),
-    )
-    _step(made, columns, called, conditions, packed, MinMaxUInt8(block))
+    conditions = Conditions(lr, taken, grad_scale, clip, found_inf, key)
+    _step(made, columns, dict(zip("uv", names.split(), strict=False)), conditions, packed, MinMaxUInt8(block))
 
 
 # Check tensors and numbers before anything is launched
