@@ -168,6 +168,13 @@ class Network(Declared):
             raise ValueError(f"nothing is known of the speed of {name}; probe it with compressors=[{name}, …]")
         return found[name]
 
+    @checked
+    def of(self, ranks: Positive) -> "Network":
+        """Return these measurements for another number of ranks, with the same α and β of all links."""
+        size = {"flat": ranks, "inter": ranks // self.per_node}
+        links = tuple(replace(link, ranks=size.get(link.part, link.ranks)) for link in self.links)
+        return replace(self, ranks=ranks, links=links)
+
     def to_json(self) -> str:
         """Return the measurements as text that `from_json` reads."""
         return json.dumps(asdict(self), indent=1)

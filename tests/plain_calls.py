@@ -18,7 +18,7 @@ import baguakit as bk
 from baguakit.compressors import MinMaxUInt8
 from baguakit.stages import CompressedMean, Mean
 from baguakit.topology import Ring
-from baguakit.tune import Codec, Compute, Line, Link, Load, Network, Place, Prediction
+from baguakit.tune import Codec, Compute, Line, Link, Load, Machine, Network, Place, Prediction
 
 LINE = Line(1e-4, 1e-9)
 MEASURED = {
@@ -217,6 +217,7 @@ SPECIAL |= {
     ("compress", "x"): rows_too,
     ("decompress", "out"): lambda w, called: rows(w),
     ("interop.fsdp", "model"): sharded,
+    ("tune.simulate", "machines"): lambda w, called: [Machine("a", 1.0)],
     ("tune.Network", "codecs"): lambda w, called: w.network.codecs,
     ("tune.Network", "device"): lambda w, called: "cpu",
     ("Comm().for_flight", "sent"): lambda w, called: {},
@@ -244,6 +245,8 @@ SPECIAL |= {
 }
 # Called by what makes them, and by no user.
 MADE_BY_OTHERS = {
+    "tune.Event",
+    "tune.Simulation",
     "tune.Tuner",
     "data.Store",
     "interop.Handle",
@@ -264,7 +267,7 @@ MADE_BY_OTHERS = {
 }
 # Too slow, or too public, to be called where it works: only what cannot work is tried.
 COSTLY = {
-    "baguakit.Ranks", "net.build", "tune.probe", "tune.plan", "data.RedisStore",
+    "baguakit.Ranks", "net.build", "tune.probe", "tune.plan", "tune.simulate", "data.RedisStore",
     "baguakit.Comm().receive_later", "baguakit.Comm().send_later", "elastic.join",
     "primitives.compressed_send", "primitives.compressed_receive_", "backend.register",
     "testing.check_algorithm", "testing.check_compressor", "testing.check_stage", "testing.check_topology",
@@ -287,6 +290,7 @@ ALIASES = {
     "size": "group",
     "algorithms": "algorithm",
     "params": "parameters?",
+    "p": "parameter",
     "out": "n",
     "comm": "Comm",
     "compressor": "compressors",

@@ -59,6 +59,8 @@ FACED = {"monitor", "flights", "report", "attach"}
 # (from, to): why this import is an exception.
 NOTED = {
     ("comm", "lanes"): "each flow of a divided message is waited for on a lane of its own",
+    ("tune", "pictures"): "a simulation draws itself",
+    ("tune", "ranks"): "a simulation trains on live ranks, if losses are asked for",
     ("__init__", "testing"): "bk.testing is imported at its first use",
 }
 

@@ -223,7 +223,7 @@ def to_host(x: Tensor, host: Tensor | None = None) -> Tensor:
         host = host_like(x)
     else:
         finish(x.device)  # an earlier copy from `host` may not have been made yet
-    host.copy_(x.detach(), non_blocking=streams_of(x.device) is not None)
+    host.copy_(tensor("x", x).detach(), non_blocking=streams_of(x.device) is not None)
     finish(x.device)
     return host
 

@@ -13,9 +13,11 @@ from ..expressions import show_public
 from .planning import Plan, describe, plan
 from .prediction import Effect, Prediction, effect, predict
 from .probing import Compute, probe
+from .simulation import Event, Machine, Simulation, simulate
 from .tuner import Trial, Tuner, autotune
 
-__all__ = ["Codec", "Compute", "Cost", "Effect", "Line", "Link", "Load", "Network", "Place", "Plan", "Prediction"]
-__all__ += ["Trial", "Tuner", "autotune", "describe", "effect", "plan", "predict", "probe"]
+__all__ = ["Codec", "Compute", "Cost", "Effect", "Event", "Line", "Link", "Load", "Machine", "Network", "Place", "Plan"]
+__all__ += ["Prediction", "Simulation", "Trial", "Tuner", "autotune", "describe", "effect", "plan"]
+__all__ += ["predict", "probe", "simulate"]
 
 show_public(__name__)

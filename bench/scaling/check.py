@@ -16,8 +16,6 @@ from bench.network.steps import SCALED_RATE
 from bench.network.table import RESULTS, Table
 from bench.network.tasks import task
 
-from .model import with_nodes
-
 MEASURED, PREDICTED = 2, (4, 8)  # hosts
 TASK = "wide"
 
@@ -50,7 +48,7 @@ def checked(trained: Table, probed: Table) -> list[Checked]:
         there = {"rate": SCALED_RATE, "hosts": hosts, "straggler": False, "task": TASK}
         steps = {cell["algorithm"]: result for cell, result in trained if there.items() <= cell.items()}
         steps.pop(ALONE, None)
-        compute, of_two = compute_of(steps), with_nodes(networks[MEASURED], hosts)
+        compute, of_two = compute_of(steps), networks[MEASURED].of(hosts)
         links = replace(networks[hosts], links=of_two.links)
         for each in CONTENDERS:
             if each.algorithm is not None and each.name in steps:

@@ -10,7 +10,7 @@ from baguakit.pictures import COLOURS, style_of
 from baguakit.topology import OnePeerExact, OnePeerExponential
 from baguakit.tune import Line, Network
 
-from .model import Algorithm, Training, cluster, codec, throughput, with_nodes
+from .model import Algorithm, Training, cluster, codec, throughput
 from .published import BAGUA, BLUEFOG, KERNELS, THEIRS, Published
 
 a = bk.algorithms
@@ -78,7 +78,7 @@ def draw_outlook(figure: Figure, measured: Network | None = None) -> None:
     for axes, network in zip(panels, networks, strict=True):
         for (name, algorithm), marker in zip(OURS.items(), MARKERS, strict=False):
             over = bk.hierarchical(algorithm) if network.per_node > 1 and name != "async_model_average" else algorithm
-            shares = [share(over, with_nodes(network, m)) for m in NODES]
+            shares = [share(over, network.of(m * network.per_node)) for m in NODES]
             axes.plot(NODES, shares, marker=marker, markersize=4, linewidth=1.2, label=name, **style_of(name))
         rate = network.links[0].all_reduce.rate * 8e-9
         axes.set(

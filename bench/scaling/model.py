@@ -41,13 +41,6 @@ def cluster(
     return Network(ranks, per_node, "cuda", 1, tuple(links), tuple(codecs), copy=copy, launch=launch)
 
 
-def with_nodes(network: Network, nodes: int) -> Network:
-    """Return the measurements of a network for another number of nodes, with the same α and β of its links."""
-    ranks = {"flat": nodes * network.per_node, "inter": nodes}
-    links = [replace(link, ranks=ranks.get(link.part, link.ranks)) for link in network.links]
-    return replace(network, ranks=ranks["flat"], links=tuple(links))
-
-
 def codec(speed: float) -> Codec:
     """Return the 8-bit codec of a machine whose kernels move so many bytes a second."""
     compress, decompress, average = (each / speed for each in PASSES)

@@ -41,9 +41,9 @@ def test_what_is_published_as_faster_by_a_fifth_is_faster_by_the_planner():
 
 
 def test_one_peer_costs_the_same_on_any_number_of_nodes_and_a_ring_does_not():
-    few, many = (model.with_nodes(TEN, nodes) for nodes in (2, 1024))
+    few, many = (TEN.of(nodes * TEN.per_node) for nodes in (2, 1024))
     for name in ("decentralized, one peer", "low_precision_decentralized, ring", "choco, one peer"):
-        same = few if "ring" not in name else model.with_nodes(TEN, 4)  # of two ranks each has one neighbour
+        same = few if "ring" not in name else TEN.of(4 * TEN.per_node)  # of two ranks each has one neighbour
         assert model.step(OURS[name], RESNET50, same) == model.step(OURS[name], RESNET50, many)
     ring = OURS["gradient_allreduce"]
     assert model.step(ring, RESNET50, many) > model.step(ring, RESNET50, few)
