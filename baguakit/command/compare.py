@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
         options.out.mkdir(parents=True, exist_ok=True)
         table = Table(options.out / "results.jsonl")
     failed: dict[str, str] = {}
-    say(f"{len(made.contenders)} algorithms, {made.hosts} ranks at {made.rate}; task {made.task.facts()}")
+    say(f"{len(made.contenders)} algorithms, {made.hosts} ranks at {made.rate}; task {made.task}")
     end = math.inf if options.minutes is None else time.monotonic() + 60 * options.minutes
     try:
         trials.run(made, made.jobs(table, failed), table, failed, end, progress(made, table, failed))

@@ -59,8 +59,12 @@ class Task:
             raise TypeError(f"{self.place} returns a tuple (model, loss, validate), not {type(found).__name__}")
         return Training(*found)
 
+    def __str__(self) -> str:
+        kind, digest = [*self.facts().items()][-1]
+        return f"{self.place} ({kind} {digest or 'unknown'}), warm-up of {self.warmup} steps, validated every {self.every}"
+
     def facts(self) -> dict[str, Any]:
-        """Return what a result depends on, for JSON."""
+        """Return what a result depends on, for JSON; last the digest of the data, or of the source."""
         data = {"text": language.text(language.CONTEXT)[2]} if self.place == GPT else {"source": source_of(self.place)}
         return asdict(self) | data
 

@@ -86,6 +86,7 @@ def test_it_compares_a_user_s_algorithm_names_one_that_raises_and_a_second_run_a
     sent = {cell["contender"]: result["sent"] for cell, result in table if "sent" in result}
     assert len(sent) == 2 and all(36 * 4 <= each < 3000 for each in sent.values())  # 36 values, and small messages
     said = " ".join(capsys.readouterr().out.split())
+    assert "2 ranks at 1gbit; task task_of_a_user:task (source " in said and ", warm-up of 1 steps, validated" in said
     assert "0%: DDP, lr 0.0005, 2 steps" in said and "Seconds and MB to a loss are composed of both." in said
     assert "DDP: " in said and " s to DDP's loss of " in said and "1.00 ×" in said
     assert "mine_of_a_user:raises failed: baguakit.PeerError: during_backward(Raises()), bucket 0, round 0" in said
@@ -164,4 +165,4 @@ def test_pictures_show_the_language_model(folder, capsys):
     assert main(["compare", "--hosts=2", "--steps=4", "--trials=1", "--rate=1gbit", "--against=", "--out=out"]) == 0
     assert (folder / "out" / "loss.png").read_bytes().startswith(b"\x89PNG")
     assert "<svg" in (folder / "out" / "loss.svg").read_text()
-    assert "'text': '" in capsys.readouterr().out  # the digest
+    assert "; task baguakit.compare.language:gpt (text " in capsys.readouterr().out
