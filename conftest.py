@@ -1,5 +1,6 @@
 """`pytest --benchmark` runs bench/ instead of tests/, and does so where pytest-benchmark is not installed, too."""
 
+import gc
 import hashlib
 import json
 import signal
@@ -83,6 +84,11 @@ def pytest_collection_modifyitems(config, items):
         left_out = set(slow) - {item for item in shared if third_of(item.nodeid) == third}
         config.hook.pytest_deselected(items=[item for item in items if item in left_out])
         items[:] = [item for item in items if item not in left_out]
+
+
+def pytest_collection_finish():
+    """Collect no garbage among the modules and tests, which live to the end: there are millions of objects."""
+    gc.freeze()
 
 
 class First:

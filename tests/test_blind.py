@@ -4,7 +4,7 @@ import pytest
 import torch
 from blind import Inline, Silent
 from everything import COMPRESSORS, made, runs_free, usual
-from tiers import slow_after
+from tiers import slow_after, slow_unless
 from torch import nn
 
 import baguakit as bk
@@ -24,7 +24,8 @@ DENSE = [each for each in map(made, usual(COMPRESSORS).values()) if each.dense]
 OUTER = ("SGD", "Adam", "AdamW", "NAdam", "RAdam", "Adamax", "Adadelta", "RMSprop", "ASGD", "Rprop")
 ALGORITHMS = [each for each in usual().values() if not runs_free(made(each))]
 ALGORITHMS += [f"bytegrad({each!r})" for each in DENSE]
-ALGORITHMS += [f"diloco(5, torch.optim.{name}, lr=0.1)" for name in OUTER]
+SELDOM = [f"diloco(5, torch.optim.{name}, lr=0.1)" for name in OUTER]
+ALGORITHMS += SELDOM
 ALGORITHMS += [
     "decentralized(order='atc')",
     "hierarchical(bytegrad(error_feedback=True))",
@@ -72,7 +73,7 @@ def train(made, step):
 
 
 @pytest.mark.parametrize("dtype", slow_after(1, [torch.float32, torch.bfloat16]), ids=str)
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", slow_unless({*ALGORITHMS} - {*SELDOM}, ALGORITHMS))
 def test_no_algorithm_waits(name, dtype):
     with Blind(copies=False), torch.no_grad():  # what is made once may be copied
         rules = runners(made(name), dtype)

@@ -1,6 +1,7 @@
 """The architecture: which room may know which. Read from the source, so that nothing has to work for it to hold."""
 
 import ast
+import functools
 import graphlib
 import importlib
 import subprocess
@@ -70,10 +71,28 @@ def room(path):
     return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
+@functools.cache
+def tree(path):
+    """Return the nodes of a file, of which the first is the module."""
+    return [*ast.walk(ast.parse(path.read_text(), path.name))]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def forgotten():
+    """The nodes of all files are read once, and kept no longer than the tests of this one."""
+    yield
+    tree.cache_clear()
+
+
+@functools.cache
 def imported(path):
-    """Yield (line, full name) of every module or name that a file imports, at its top or inside a function."""
+    """Return (line, full name) of every module or name that a file imports, at its top or inside a function."""
+    return [*imports_of(path)]
+
+
+def imports_of(path):
     package = ("baguakit", *path.relative_to(PACKAGE).parts[:-1])
-    for node in ast.walk(ast.parse(path.read_text(), path.name)):
+    for node in tree(path):
         if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -130,8 +149,8 @@ def cycle_in(imports):
 def mentions(path, name):
     """Lines that import the module `name`, or reach it as an attribute."""
     lines = [line for line, full in imported(path) if full == name or full.startswith(f"{name}.")]
-    for node in ast.walk(ast.parse(path.read_text(), path.name)):
-        if isinstance(node, ast.Attribute) and ast.unparse(node) == name:
+    for node in tree(path):
+        if isinstance(node, ast.Attribute) and name.endswith(f".{node.attr}") and ast.unparse(node) == name:
             lines.append(node.lineno)
     return sorted(lines)
 
@@ -217,7 +236,7 @@ def test_a_folder_has_14_files_at_most():
 
 
 def test_every_file_says_what_it_is():
-    assert not [str(path.relative_to(ROOT)) for path in FILES if not ast.get_docstring(ast.parse(path.read_text()))]
+    assert not [str(path.relative_to(ROOT)) for path in FILES if not ast.get_docstring(tree(path)[0])]
 
 
 def test_no_docstring_begins_with_a_question_word():
@@ -230,18 +249,19 @@ def test_no_docstring_begins_with_a_question_word():
         for folder in folders
         for path in sorted((ROOT / folder).rglob("*.py"))
         if "_build" not in path.parts
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in tree(path)
         if isinstance(node, kinds) and (ast.get_docstring(node) or "").startswith(questions)
     ]
     assert not wrong
 
 
-def names_in(tree):
+@functools.cache
+def names_in(path):
     """Return the names that a module may define: those that its statements bind, at any depth of its blocks."""
-    bound = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    bound = {node.id for node in tree(path) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     kinds = (ast.ClassDef, ast.FunctionDef)
-    bound |= {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
-    imports = (node for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)))
+    bound |= {node.name for node in tree(path) if isinstance(node, kinds)}
+    imports = (node for node in tree(path) if isinstance(node, (ast.Import, ast.ImportFrom)))
     return bound | {(each.asname or each.name).split(".")[0] for node in imports for each in node.names}
 
 
@@ -250,13 +270,13 @@ def test_what_others_import_from_the_package_is_there():
     missing = []
     for folder in ("bench", "docs", "examples", "scripts", "tests"):
         for path in sorted((ROOT / folder).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in tree(path):
                 if not isinstance(node, ast.ImportFrom) or (node.module or "").split(".")[0] != "baguakit":
                     continue
                 home = ROOT.joinpath(*node.module.split("."))
                 file = home / "__init__.py" if home.is_dir() else home.with_suffix(".py")
-                offered = names_in(ast.parse(file.read_text())) if file.exists() else set()
-                offered |= {each.stem for each in home.iterdir()} if home.is_dir() else set()
+                offered = names_in(file) if file.exists() else set()
+                offered = offered | ({each.stem for each in home.iterdir()} if home.is_dir() else set())
                 names = [each.name for each in node.names if each.name not in offered]
                 missing += [f"{where(path, node.lineno)} imports {name}" for name in names]
     assert not missing

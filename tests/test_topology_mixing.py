@@ -154,7 +154,7 @@ def test_rounds_to_exactness_are_those_after_which_the_product_is_the_mean(topol
 
 @pytest.mark.parametrize("size", [3, 4, 7, 8, 33, 64])
 def test_a_random_matching_pairs_everyone_but_the_odd_one_out(size):
-    for round in range(50):
+    for round in range(20):
         targets = [RandomMatching(seed=5).targets(rank, size, round) for rank in range(size)]
         assert [heard for heard in targets if not heard] == [()] * (size % 2)
         for rank, heard in enumerate(targets):
@@ -244,7 +244,7 @@ def test_base_k_takes_a_whole_number():
 
 
 def test_one_peer_exact_is_what_the_size_asks_for():
-    for size in range(1, 65):
+    for size in (*range(1, 34), 63, 64):
         chosen = OnePeerExponential() if size & (size - 1) == 0 else BaseK(1)
         assert OnePeerExact().period(size) == chosen.period(size)
         for round in range(chosen.period(size)):

@@ -16,6 +16,7 @@ import atexit
 import contextlib
 import ctypes
 import faulthandler
+import gc
 import importlib
 import importlib.util
 import io
@@ -215,6 +216,7 @@ def serve(socket_file: int) -> None:
     """
     for name in PRELOADED:
         importlib.import_module(name)
+    gc.freeze()  # ranks collect no garbage among the modules, whose memory they share
     user, children = socket.socket(fileno=socket_file), set[int]()
     while True:
         try:

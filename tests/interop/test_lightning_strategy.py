@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from pool import ranks
-from tiers import slow_after
+from tiers import slow_after, slow_unless
 from torch import nn
 from training import batch, flat, loss, net, net_and_sgd, sgd
 
@@ -121,7 +121,7 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("rule", slow_after(2, RULES))
+@pytest.mark.parametrize("rule", slow_unless(["bytegrad"], RULES))
 def test_every_window_is_where_it_is_in_a_loop_of_ones_own(rule):
     """Lightning steps with a closure that runs forward and backward; only awc notices, and lands behind the step."""
     theirs = ranks(2, by_hand, RULES[rule], 2)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from formats import DTYPES, FORMATS, KEY, NAMES, bits, compiled, definition, kernels, round_trip, sample
 from hostile import KINDS, hostile, same
-from tiers import slow_after, slow_unless
+from tiers import slow, slow_after, slow_unless
 
 from baguakit.kernels import cpu, operators, rotation
 from baguakit.kernels.blockwise import cpu as in_c
@@ -17,6 +17,7 @@ from baguakit.kernels.blockwise import format as layout
 
 # Less than a block, a block and a rest, and tiles of every kernel that are full, besides one that is not.
 LONG = (2, 2500)
+BROKEN, PLACES = (torch.nan, -torch.nan, torch.inf, -torch.inf), (0, 63, 64, 129)
 LENGTHS = [(2, 0), (1, 1), (2, 63), (3, 65), LONG]
 every = pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in NAMES)) for name in FORMATS]
@@ -95,8 +96,9 @@ def test_what_was_sent_and_what_was_lost_make_the_values(name, key):
 
 
 @every
-@pytest.mark.parametrize("value", [float("nan"), -float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("at", [0, 63, 64, 129])
+@pytest.mark.parametrize(
+    "value, at", slow_unless([*zip(BROKEN, PLACES, strict=True)], itertools.product(BROKEN, PLACES))
+)
 def test_a_broken_block_reads_as_nan_throughout(name, value, at):
     form, _, block = FORMATS[name]
     codec, x = definition(form), -torch.ones(1, 130)
@@ -180,7 +182,7 @@ ADDED = [(name, rows) for name in FORMATS for rows in (1, 3, 8, 17) if rows == 3
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's: sums that are dropped may overflow
-@pytest.mark.parametrize("name, rows", slow_unless([each for each in ADDED if each[0] in NAMES], ADDED))
+@pytest.mark.parametrize("name, rows", slow_unless([(name, 17 if name == "uint4" else 3) for name in NAMES], ADDED))
 def test_averages_of_rows_of_any_scale_equal_the_definition(name, rows, device):
     """Sums of rows of one scale do not round in fp32, and kernels may then add them as they like; others round."""
     form, _, block = FORMATS[name]
@@ -264,7 +266,7 @@ def test_kernels_pass_broken_blocks_on_in_the_same_bytes(name, dtypes, kernels_o
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, from the interpreter
 @every
 @pytest.mark.parametrize("dtypes", slow_after(1, [[torch.float32], [*DTYPES]]), ids=["fp32", "all"])
-@pytest.mark.parametrize("n", [1, 130, 2500])
+@pytest.mark.parametrize("n", [1, 130, slow(2500)])
 def test_kernels_tell_whether_what_they_read_is_finite(name, dtypes, n, kernels_of):
     """An average makes it true, and one value of any row false."""
     (form, _, block), (kernels, device) = FORMATS[name], kernels_of
@@ -310,8 +312,10 @@ def everything(codec, x, block, key):
 
 @pytest.mark.skipif(cpu.compiler() is None, reason="no C compiler")
 @every
-@pytest.mark.parametrize("key", [None, KEY])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind, key",
+    slow_unless([*zip(KINDS, itertools.cycle([None, KEY]))], itertools.product(KINDS, (None, KEY))),
+)
 def test_c_equals_the_definition_on_hostile_values(name, key, kind, monkeypatch):
     """More rows than one pass takes, by more threads than there are blocks; whole blocks, and every kind of rest.
 

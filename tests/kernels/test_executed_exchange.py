@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("triton")
 from exchanges import CODECS, EXACT, FLOATS, USUAL, Mean, checked
 from hostile import KINDS
+from tiers import slow
 
 from baguakit.compressors import UInt4
 from ptx.ranks import drawn
@@ -22,9 +23,9 @@ pytestmark = pytest.mark.usefixtures("only_executed")
 @pytest.mark.parametrize(
     "mean, orders",
     [
-        (Mean(3, 9001, UInt4(), residual=True), 1),
-        (Mean(3, 901, UInt4(), residual=True, kind="broken"), 2),
-        (Mean(2, 4099, dtype=torch.bfloat16), 3),
+        slow((Mean(3, 9001, UInt4(), residual=True), 1)),
+        (Mean(3, 901, UInt4(), residual=True, kind="broken"), 1),
+        (Mean(2, 4099, dtype=torch.bfloat16), 2),
     ],
     ids=["in four bits", "in four bits, broken", "exact"],
 )

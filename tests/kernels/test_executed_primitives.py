@@ -96,6 +96,8 @@ def in_two_processes(arch, length):
     return [torch.equal(a, b) for a, b in zip(found[::2], found[1::2], strict=True)], space.counters.tolist()
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_two_processes_reach_each_others_memory(executed_gpu):
     """Signals and values cross between processes, while each executes the kernel of its rank."""
     assert ranks(2, in_two_processes, executed_gpu.arch, 601) == [([True] * 2, [2] * symmetric.CTAS)] * 2

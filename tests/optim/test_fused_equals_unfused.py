@@ -103,7 +103,7 @@ HALF = [x for x in CODED if x[1] != "fused" or x[0][0] is not torch.optim.SGD]
 )
 @pytest.mark.parametrize(
     "case, code",
-    slow_unless([x for x in HALF if x[1] != "for-loop"], HALF),
+    slow_unless([x for x in HALF if x[1] == "foreach"], HALF),
     ids=[f"{name(case)}-{code}" for case, code in HALF],
 )
 def test_half_precision_within_one_rounding(case, code, dtype, steps):

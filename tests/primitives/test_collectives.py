@@ -4,10 +4,11 @@ import pytest
 import torch
 from drawn import FLOATS, all_of_them, draw
 from pool import ranks
+from tiers import slow_after
 
 import baguakit as bk
 
-SIZES = [2, 3, 4, pytest.param(5, marks=pytest.mark.slow)]
+SIZES = slow_after(1, [3, 2, 4, 5])
 FORMATS = ["MinMaxUInt8()", "UInt4()", "MinMaxUInt8(block=64, stochastic=True)", "BFloat16()"]
 
 

@@ -19,7 +19,7 @@ def flown(through, name, x, rank, n):
     return through.all_to_all(x[:1] * padding, [rows[q][rank] for q in range(n)], rows[rank])
 
 
-@pytest.mark.parametrize("n", slow_after(1, (3, 2, 4, 5)))
+@pytest.mark.parametrize("n", slow_after(1, (2, 3, 4, 5)))
 @pytest.mark.parametrize("name", slow_after(2, OPERATIONS))
 def test_gradients_are_those_of_the_sum_over_ranks(name, n):
     """Of a function of all ranks' values that all ranks compute together, on each of them: gradcheck in float64."""

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from everything import exact, made, others_slow, runs_free, usual, windows
 from pool import ranks
+from tiers import slow_after
 from training import flat, loss, net, net_and_sgd, run_steps
 
 import baguakit as bk
@@ -65,7 +66,7 @@ DELAYED = ("gradient_allreduce(delay=2)", "after_step(Mean(), every=2, delay=1)"
 EXACT = [each for each in usual().values() if exact(made(each)) and not runs_free(made(each))]
 
 
-@pytest.mark.parametrize("algorithm", [*others_slow(EXACT, windows), *DELAYED])
+@pytest.mark.parametrize("algorithm", [*others_slow(EXACT, windows), *slow_after(1, DELAYED)])
 def test_tuning_changes_no_result(algorithm):
     """The sum of two numbers does not depend on their place in a bucket: bitwise the run without tuning."""
 

@@ -44,8 +44,7 @@ class Calls:
 
     def of(self, work: Callable[[], Any], but: str = "monitor") -> int:
         """Return the calls made while `work()` runs, on all watched threads but those whose name contains `but`."""
-        gc.collect()  # what it ends makes calls, too
-        gc.disable()
+        gc.disable()  # the end of an object may make calls
         before, self._counts = self.by_thread.copy(), True
         try:
             work()

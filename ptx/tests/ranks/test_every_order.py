@@ -75,7 +75,7 @@ def compared(seed, ranks, count, length, bound):
 
 
 def test_outcomes_are_those_of_all_orders():
-    counts = [compared(seed, 2, 1, 3, bound) for seed in range(3) for bound in (0, 1, 2)]
+    counts = [compared(seed, 2, 1, 3, bound) for seed in range(2) for bound in (0, 1, 2)]
     assert max(different for _, _, different in counts) > 3
 
 
