@@ -61,7 +61,9 @@ class Task:
 
     def __str__(self) -> str:
         kind, digest = [*self.facts().items()][-1]
-        return f"{self.place} ({kind} {digest or 'unknown'}), warm-up of {self.warmup} steps, validated every {self.every}"
+        return (
+            f"{self.place} ({kind} {digest or 'unknown'}), warm-up of {self.warmup} steps, validated every {self.every}"
+        )
 
     def facts(self) -> dict[str, Any]:
         """Return what a result depends on, for JSON; last the digest of the data, or of the source."""
