@@ -254,7 +254,6 @@ MADE_BY_OTHERS = {
     "elastic.Change",
     "elastic.Left",
     "data.StoreError",
-    "data.StoreStats",
     "data.CacheReport",
     "backend.Report",
     "backend.Row",

@@ -27,14 +27,12 @@ MISSING = object()  # in place of a sample, which may be None
 class CacheReport:
     """The counts of this process and its loader workers since the `CachedDataset` was made.
 
-    One read of a sample adds at most 1 to `corrupt`, and at most 1 to `errors`.
-
     Attributes:
         hits, misses: samples read from the store, and samples computed.
         bytes_read, bytes_written: bytes of encoded samples.
         not_stored: samples that a full store did not take.
         corrupt: samples whose stored bytes were damaged.
-        errors: samples for which the store failed to read or write, and calls of `clear` that failed.
+        errors: calls of the store that failed.
     """
 
     hits: int
@@ -110,37 +108,33 @@ class CachedDataset(Dataset[Any]):
         """Return the samples at `indices`. One call of the store reads all samples that are stored."""
         length = len(self) if hasattr(self.dataset, "__len__") else None
         keys = [self.namespace + position(index, length) for index in indices]
-        troubles = dict[str, str]()
-        values = self._tried(troubles, self.store.get_many, keys) or [None] * len(keys)
-        return [self._sample(*each, troubles.copy()) for each in zip(keys, indices, values, strict=True)]
+        values = self._tried(self.store.get_many, keys) or [None] * len(keys)
+        return [self._sample(*each) for each in zip(keys, indices, values, strict=True)]
 
-    def _sample(self, key: bytes, index: Any, value: bytes | None, troubles: dict[str, str]) -> Any:
-        """Return the sample. Try to decode `value`; else try to read the sample from the store again; else compute it.
-
-        Add the failures of the store to `troubles`, {kind: message}. Each kind counts once for a sample.
-        """
-        sample = self._decoded(troubles, value)
+    def _sample(self, key: bytes, index: Any, value: bytes | None) -> Any:
+        """Return the sample: decode `value`, else what the store has now, else compute it."""
+        sample = self._decoded(value)
         if sample is MISSING:
             with self.store.claim(key):
-                sample = self._decoded(troubles, self._tried(troubles, self.store.get, key))
+                again = self._tried(self.store.get, key)
+                sample = MISSING if again == value else self._decoded(again)
                 if sample is MISSING:
-                    sample = self._computed(troubles, key, index)
-        self._tell(troubles)
+                    sample = self._computed(key, index)
         return sample
 
-    def _decoded(self, troubles: dict[str, str], value: bytes | None) -> Any:
+    def _decoded(self, value: bytes | None) -> Any:
         if value is None:
             return MISSING
         try:
             sample = self.codec.decode(value)
         except Corrupt as error:
-            troubles["corrupt"] = f"{self.store!r} holds a damaged sample, which is computed again: {error}"
+            self._failed("corrupt", f"{self.store!r} holds a damaged sample, which is computed again: {error}")
             return MISSING
         self._count(hits=1, bytes_read=len(value))
         return sample
 
-    def _computed(self, troubles: dict[str, str], key: bytes, index: Any) -> Any:
-        """Compute the sample, try to store it, and return it. Add the failures of the store to `troubles`."""
+    def _computed(self, key: bytes, index: Any) -> Any:
+        """Compute the sample, try to store it, and return it."""
         if not self.store.shared and get_worker_info() is not None:
             each = "is not shared: each loader worker fills its own; LMDBStore(path) is shared by all"
             warnings.warn(f"{self.store!r} {each}", RuntimeWarning, stacklevel=4)
@@ -150,29 +144,28 @@ class CachedDataset(Dataset[Any]):
             value = self.codec.encode(sample)
         except TypeError as error:
             raise TypeError(f"sample {index!r} of {type(self.dataset).__name__} cannot be cached: {error}") from error
-        kept = self._tried(troubles, self.store.put, key, value)
+        kept = self._tried(self.store.put, key, value)
         if kept:
             self._count(bytes_written=len(value))
         elif kept is False:
             full = "is full; samples beyond are computed in every epoch (its clear() makes room)"
-            troubles["not_stored"] = f"{self.store!r} {full}"
+            self._failed("not_stored", f"{self.store!r} {full}")
         return sample
 
-    def _tried(self, troubles: dict[str, str], call: Callable[..., T], *args: Any) -> T | None:
-        """Return `call(*args)`. If the store fails, add the error to `troubles`, and return None."""
+    def _tried(self, call: Callable[..., T], *args: Any) -> T | None:
+        """Return `call(*args)`; None if the store fails."""
         try:
             return call(*args)
         except StoreError as error:
-            troubles["errors"] = f"{error}; samples are computed without the cache"
+            self._failed("errors", f"{error}; samples are computed without the cache")
             return None
 
-    def _tell(self, troubles: dict[str, str]) -> None:
-        """Count the failures in `troubles`, and warn of the first failure of each kind."""
-        for kind, words in troubles.items():
-            first = getattr(self.report(), kind) == 0
-            self._count(**{kind: 1})
-            if first:
-                warnings.warn(words, RuntimeWarning, stacklevel=4)
+    def _failed(self, kind: str, words: str) -> None:
+        """Count a failure, and warn if it is the first of its kind."""
+        first = getattr(self.report(), kind) == 0
+        self._count(**{kind: 1})
+        if first:
+            warnings.warn(words, RuntimeWarning, stacklevel=4)
 
     def _count(self, **amounts: int) -> None:
         row = self._counts.numpy()[get_native_id() % ROWS]
@@ -185,8 +178,7 @@ class CachedDataset(Dataset[Any]):
 
     def clear(self) -> None:
         """Delete this dataset's samples from the store."""
-        self._tried(troubles := dict[str, str](), self.store.clear, self.namespace)
-        self._tell(troubles)
+        self._tried(self.store.clear, self.namespace)
 
 
 # Keys of stored samples: 16 bytes that identify the dataset, then the index of the sample

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from ..arguments import instance, integer, text
-from .stores import KeyedLocks, Store, StoreError, StoreStats, ThreadLock, package
+from .stores import KeyedLocks, Store, StoreError, ThreadLock, package
 
 if TYPE_CHECKING:
     import lmdb
@@ -111,9 +111,10 @@ class LMDBStore(Store):
 
     def put(self, key: bytes, value: bytes) -> bool:
         with self._environment().transaction(write=True) as transaction:
-            counts = transaction.stat()
+            counts: Any = transaction.stat()
+            used = sum(counts[f"{kind}_pages"] for kind in ("branch", "leaf", "overflow")) * counts["psize"]
             more = len(value) + 3 * counts["psize"]
-            if _used(counts) + more > self.capacity_bytes or shutil.disk_usage(self.path).free < more + SPARE:
+            if used + more > self.capacity_bytes or shutil.disk_usage(self.path).free < more + SPARE:
                 return False
             return transaction.put(key, value)
 
@@ -125,11 +126,6 @@ class LMDBStore(Store):
                 stack.enter_context(environment.claims.hold(key))
                 stack.enter_context(locked(environment.locks, claim_byte(key)))
             yield
-
-    def stats(self) -> StoreStats:
-        with self._environment().transaction() as transaction:
-            counts = transaction.stat()
-        return StoreStats(counts["entries"], _used(counts), self.capacity_bytes)
 
     def clear(self, namespace: bytes = b"") -> None:
         with self._environment().transaction(write=True) as transaction:
@@ -241,11 +237,6 @@ def boot_id() -> str | None:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return None
-
-
-def _used(counts: Any) -> int:
-    """Return the bytes of the pages that hold samples."""
-    return int((counts["branch_pages"] + counts["leaf_pages"] + counts["overflow_pages"]) * counts["psize"])
 
 
 def others_may_write(path: Path) -> str:

@@ -11,7 +11,7 @@ from itertools import islice
 from operator import methodcaller
 from typing import Any, TypeVar
 
-from .stores import DATASET, Store, StoreError, StoreStats, package
+from .stores import DATASET, Store, StoreError, package
 
 T = TypeVar("T")
 
@@ -127,14 +127,6 @@ class RedisStore(Store):
             with suppress(*failures):  # the lock has expired, or the server has failed: it is free
                 if held:
                     lock.release()
-
-    def stats(self) -> StoreStats:
-        """Return the entries, bytes and limits, summed over all servers. Data of other users of the servers counts."""
-        each = range(len(self.hosts))
-        entries = sum(self._ask(host, methodcaller("dbsize")) for host in each)
-        memory = [self._ask(host, methodcaller("info", "memory")) for host in each]
-        limits = [m["maxmemory"] for m in memory]
-        return StoreStats(entries, sum(m["used_memory"] for m in memory), sum(limits) if all(limits) else None)
 
     def clear(self, namespace: bytes = b"") -> None:
         def unlink(client: Any) -> None:

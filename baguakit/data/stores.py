@@ -8,7 +8,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakValueDictionary
 
@@ -20,15 +19,6 @@ DATASET = 16  # bytes of a key that identify its dataset
 
 class StoreError(RuntimeError):
     """An error of a store. `CachedDataset` then computes the samples without the store."""
-
-
-@dataclass(frozen=True)
-class StoreStats:
-    """The contents of a store: `entries` samples of all datasets take `bytes` of `capacity` bytes (None: no limit)."""
-
-    entries: int
-    bytes: int
-    capacity: int | None
 
 
 class Store(Doors, ABC):
@@ -55,10 +45,6 @@ class Store(Doors, ABC):
 
         If a process dies, its lock is freed. If the store fails, the block runs unlocked; this costs time only.
         """
-
-    @abstractmethod
-    def stats(self) -> StoreStats:
-        """Return the number of samples and the bytes that they take."""
 
     @abstractmethod
     def clear(self, namespace: bytes = b"") -> None:
@@ -156,9 +142,6 @@ class MemoryStore(Store):
 
     def claim(self, key: bytes) -> AbstractContextManager[None]:
         return self._claims.hold(key)
-
-    def stats(self) -> StoreStats:
-        return StoreStats(len(self._samples), self._used, self.capacity_bytes)
 
     def clear(self, namespace: bytes = b"") -> None:
         with self._guard:

@@ -2,6 +2,18 @@
 
 from torch.utils.data import Dataset
 
+from baguakit.data import LMDBStore, MemoryStore
+
+
+def entries(store):
+    """Return how many samples a store holds, of all datasets."""
+    if isinstance(store, MemoryStore):
+        return len(store._samples)
+    if isinstance(store, LMDBStore):
+        with store._environment().transaction() as transaction:
+            return transaction.stat()["entries"]
+    return sum(client.dbsize() for client in store._clients)
+
 
 class Numbers(Dataset):
     """Sample i is `values[i]`; `calls` counts in a file, one byte a call, so that processes count together."""

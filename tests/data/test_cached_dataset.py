@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from counted import Numbers, Tally
+from counted import Numbers, Tally, entries
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, Subset, TensorDataset
@@ -77,11 +77,11 @@ def test_two_datasets_do_not_collide_and_equal_ones_share(case):
     first, second = CachedDataset(a, store, **a_options), CachedDataset(b, store, **b_options)
     for cached in (first, second, first, second):
         assert [repr(cached[i]) for i in range(3)] == [repr(cached.dataset[i]) for i in range(3)]
-    assert store.stats().entries == 6
+    assert entries(store) == 6
     again = CachedDataset(pairs()[case][0], store, **a_options)
     assert [repr(x) for x in again] == [repr(x) for x in map(a.__getitem__, range(3))] and again.report().misses == 0
     second.clear()
-    assert store.stats().entries == 3
+    assert entries(store) == 3
 
 
 def test_equal_tensors_at_other_addresses_are_the_same_dataset():
