@@ -140,9 +140,6 @@ class Membership(Rounds):
     def recoverable(self) -> Iterator[None]:
         self._touched = time.monotonic()
         self._joined = None
-        if self._past:
-            self._past = False
-            run(free, "free")
         step = self.step()
         buffers = [(x, x.clone()) for engine in self._engines for x in engine.setup.model.buffers()]
         try:
@@ -184,6 +181,7 @@ class Membership(Rounds):
             try:
                 changes = [self._start(engine) for engine in self._engines]
                 self._report(changes[0], old, why, time.monotonic() - began, error)
+                run(free, "free")
                 return
             except ValueError as differs:
                 refused += 1
@@ -231,7 +229,6 @@ class Membership(Rounds):
         for engine in self._engines:
             if hasattr(engine, "runtime"):
                 engine.runtime.abandon(error)
-                self._past = True
         return error
 
     def _report(self, change: Change | None, old: Round | None, why: str, seconds: float, error: Any) -> None:

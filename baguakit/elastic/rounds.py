@@ -62,20 +62,13 @@ class Search:
 
     def line(self, least: int, patience: float | None = None) -> str:
         """Return a line that says what this process waits for; with `patience`, why the search has timed out."""
-        silence = self.silence()
+        silence, within = self.silence(), "so far" if patience is None else f"within {patience:g} s"
         if why := self.failed or (silence and f"no answer for {silence:.1f} s"):
             return f"the store at {self.where} cannot be reached: {why}"
         if self.meeting is not None and (others := self.meeting.cut_off):
-            name = self.meeting.me.name
-            if patience is None:
-                return f"{name} cannot reach {others}, and waits until it can"
-            return (
-                f"{name} is left out: within {patience:g} s it could not reach {others}; "
-                "check the network between them, and GLOO_SOCKET_IFNAME"
-            )
-        if patience is None:
-            return f"waiting for at least {least} ranks at {self.where}"
-        return f"no group of at least {least} ranks has formed at {self.where} within {patience:g} s"
+            left = f"{self.meeting.me.name} is left out: {within} it could not reach {others}"
+            return f"{left}; check the network between them, and GLOO_SOCKET_IFNAME"
+        return f"no group of at least {least} ranks has formed at {self.where} {within}"
 
 
 def run(work: Callable[[], Any], name: str) -> threading.Thread:
@@ -114,7 +107,6 @@ class Rounds:
         self._stuck: float | None = None  # the time since which rounds have ended without a step
         self._number = 0  # the number of the latest round that this process knows
         self._latest = (0, 0)  # the number of the latest round with a whole state, and the rank in it
-        self._past = False  # whether there are process groups of rounds that are over
         self._monitors: list[Monitor] = []
         self._waiting: list[Future[Any]] = []  # collectives that the program itself calls
 
@@ -222,7 +214,6 @@ class Rounds:
             self._over.set()
             tell(lambda: round.store.set(f"gone/{round.rank}" if gone else "over", self.why))
             abort_all([self.group])
-            self._past = True
         if gone:
             self.door.close()
 
