@@ -1,6 +1,5 @@
 """Membership in an elastic group: `join`, the group's `Comm`, and attachments that continue in the next round."""
 
-import atexit
 import contextlib
 import functools
 import gc
@@ -8,14 +7,12 @@ import re
 import signal
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..arguments import Positive, Range, checked, integer, text
 from ..attach import Engine
@@ -63,7 +60,6 @@ class Membership(Rounds):
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
-        self.used = False  # by an attachment; or nobody is to be warned again
         self.bodies = 0  # the number of `recoverable` blocks that have ended
         self._engines: list[Engine] = []
         self._kept: dict[Engine, Kept | None] = {}  # of attachments outside of a round; None: never in one
@@ -84,7 +80,6 @@ class Membership(Rounds):
 
     def start(self, engine: Engine) -> None:
         """Start an attachment in this round, or in a later round if this round breaks. Collective."""
-        self.used = True
         self._kept[engine] = None
         self._engines.append(engine)
         try:
@@ -266,24 +261,6 @@ def free() -> None:
         pause *= 2
 
 
-def warn_if_unused(membership: Membership) -> None:
-    """Warn at the first step of an optimizer, or at the end of the process, if the membership is not used by then."""
-
-    def check(optimizer: Any = None, *_: Any) -> None:
-        groups = [{"lr": 1}] if optimizer is None else optimizer.param_groups
-        if membership.used or not any(float(group.get("lr", 0)) for group in groups):  # checkpoints: lr=0
-            return
-        membership.used = True  # the hook stays: torch iterates over the hooks while it calls this one
-        warnings.warn(
-            "bk.elastic.join has returned a group, and nothing is attached to it: this rank trains alone; "
-            "pass comm= to bk.attach",
-            stacklevel=2,
-        )
-
-    register_optimizer_step_pre_hook(check)
-    atexit.register(check)
-
-
 @dataclass(frozen=True, eq=False, repr=False)
 class ElasticComm(Comm):
     """A group of ranks that come and go: `group`, `rank` and `size` are those of the current round.
@@ -361,7 +338,6 @@ def join(
     membership.meet()
     comm = ElasticComm(membership.group, membership=membership)
     membership.follow = comm.follow
-    warn_if_unused(membership)
     if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
         # `leave` runs on a thread, because the signal may have interrupted another call to the store.
         signal.signal(signal.SIGTERM, lambda *_: run(membership.leave, "leave"))
