@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakValueDictionary
 
-from ..arguments import Doors, checked, integer
+from ..arguments import Doors, integer
 
 Opened = TypeVar("Opened", bound="Store")
 DATASET = 16  # bytes of a key that identify its dataset
@@ -50,7 +50,6 @@ class Store(Doors, ABC):
     def clear(self, namespace: bytes = b"") -> None:
         """Delete the samples whose keys begin with `namespace`; by default, all samples."""
 
-    @checked
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         """Return the result of `get` for each key, in order."""
         return [self.get(key) for key in keys]

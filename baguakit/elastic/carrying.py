@@ -26,8 +26,7 @@ from ..flights import checksum, load_runners
 from ..monitor import PeerError
 from ..primitives import mean_
 
-# The state of an attachment after its last complete step, kept between two rounds: the result of `Engine.state_dict`,
-# plus "made", the number of steps that were made in the previous round.
+# The state of an attachment after its last complete step, kept between two rounds: the result of `Engine.state_dict`.
 Kept = dict[str, Any]
 
 
@@ -39,7 +38,6 @@ class Carrying:
     kept: Kept | None  # None on a rank that has joined
     survivors: Sequence[int]  # the ranks that come from the latest round
     holders: Sequence[int] = ()  # the ranks that keep their own state
-    steps: int = 0  # the steps that the survivors made in the previous round
 
     def fill(self) -> None:
         """Set weights, buffers and optimizer state to the values with which the round begins. Collective."""
@@ -52,12 +50,12 @@ class Carrying:
         engine, kept, mine = self.engine, self.kept, None
         if kept is not None:
             weights = [checksum(local(p)) for p in engine.setup.model.parameters()]
-            mine = (kept["step"], [rule["round"] for rule in kept["rules"].values()], weights, kept["made"])
+            mine = (kept["step"], [rule["round"] for rule in kept["rules"].values()], weights)
         told = comm.gather_objects(mine, plain=True)
         known = {rank: each for rank, each in enumerate(told) if each is not None}
         if not known:  # the ranks that had a state were lost while they handed it over
             raise PeerError("no rank that is left has trained")
-        step, self.steps = (max(each[i] for each in known.values()) for i in (0, 3))
+        step = max(each[0] for each in known.values())
         one = min(rank for rank, each in known.items() if each[0] == step)
         acting = [rule for rule in engine.setup.rules if rule.acts(max(0, step - 1))]
         same = all(rule.what == "grad" and rule.stage.same_on_all_ranks for rule in acting)  # weights on all ranks
@@ -143,7 +141,7 @@ def keep(engine: Engine, error: BaseException | None) -> Kept:
             runner.air.clear()
         for p in engine.setup.names:
             p.grad = None
-    kept = {**engine.state_dict(error is None, same_ranks=False), "made": engine.clock.step - engine.since}
+    kept = engine.state_dict(error is None, same_ranks=False)
     if error is None:
         engine.runtime.abandon(None)
     return kept

@@ -37,7 +37,6 @@ class Change:
         rank, ranks: the rank of this process and the number of ranks, from now on.
         before: for each rank, its rank before the change; None for a rank that has joined.
         lost: the names of lost ranks, which begin with host and process number.
-        steps: the number of optimizer steps made in the previous group.
         step: the number of optimizer steps made since training began; all ranks continue with the next step.
         seconds: the time since this rank noticed the end of the round; 0 on a rank that joins.
         why: the reason for the change, a sentence; "" on a rank that joins.
@@ -47,7 +46,6 @@ class Change:
     ranks: int
     before: tuple[int | None, ...]
     lost: tuple[str, ...]
-    steps: int
     step: int
     seconds: float
     why: str
@@ -80,11 +78,11 @@ class Membership(Rounds):
 
     def start(self, engine: Engine) -> None:
         """Start an attachment in this round, or in a later round if this round breaks. Collective."""
+        if self.round is None:
+            raise RuntimeError("this rank has left the group with its last attachment; call bk.elastic.join again")
         self._kept[engine] = None
         self._engines.append(engine)
         try:
-            if self.round is None:
-                self.meet()
             try:
                 self._joined = self._start(engine)
             except PeerError as error:
@@ -110,7 +108,7 @@ class Membership(Rounds):
         if not survivors:
             return None
         before = tuple(member.rank if rank in survivors else None for rank, member in enumerate(round.members))
-        return Change(round.rank, round.size, before, (), carrying.steps, engine.clock.step, 0.0, "")
+        return Change(round.rank, round.size, before, (), engine.clock.step, 0.0, "")
 
     def ended(self, engine: Engine) -> None:
         """Forget an attachment that is detached; leave the group if no attachment is left."""

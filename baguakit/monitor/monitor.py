@@ -211,7 +211,7 @@ class Monitor:
         """Compare this rank's launches with those of `ranks`; call `fail` if they differ. `sure`: see `diverged`."""
         if self.size > 1 and self.error is None:
             with contextlib.suppress(RuntimeError):  # the store went with its host: there is nothing to compare with
-                self.watch.compare(self.watch.board.written({r % self.size for r in ranks}), sure)
+                self.watch.compare(self.watch.board.glance({r % self.size for r in ranks})[1], sure)
 
     def leave(self, error: BaseException | None = None) -> None:
         """Tell the other ranks that this rank leaves, because of `error` if it is given; wait for none of them."""
@@ -226,7 +226,7 @@ class Monitor:
     def alone(self) -> bool:
         """Return True if all other ranks have left, or the store is gone."""
         try:
-            others = self.watch.board.written(range(self.size))
+            _, others = self.watch.board.glance(range(self.size))
             return len(others) == self.size - 1 and all(record.how for record in others.values())
         except Exception:  # it died with its host
             return True

@@ -210,17 +210,11 @@ class Board:
         return Lease.of(self.store.compare_set(LEASE, *texts))
 
     def glance(self, ranks: Iterable[int]) -> tuple[Lease, dict[int, Record]]:
-        """Return the lease, and {rank: record} of other ranks in `ranks` that are known to have written a record."""
-        incomplete, peers = len(self._came) < self.size, sorted(set(ranks) & self._came - {self.rank})
-        lease, *found = self.store.multi_get([LEASE, *[CAME] * incomplete, *map(str, peers)])
-        if incomplete:
-            self._came = frozenset(map(int, found.pop(0).decode().split(",")[:-1]))
+        """Return the lease, and {rank: record} of other ranks in `ranks` that have written a record."""
+        if len(self._came) < self.size:
+            self._came = frozenset(map(int, self.store.get(CAME).decode().split(",")[:-1]))
             if self.rank not in self._came:  # two ranks have appended to a FileStore at the same time, which keeps one
                 self.store.append(CAME, f"{self.rank},")
+        peers = sorted(set(ranks) & self._came - {self.rank})
+        lease, *found = self.store.multi_get([LEASE, *map(str, peers)])
         return Lease.of(lease), dict(zip(peers, map(Record.of, found), strict=True))
-
-    def written(self, ranks: Iterable[int]) -> dict[int, Record]:
-        """Return {rank: record} of other ranks in `ranks` that have written a record."""
-        if len(self._came) < self.size:
-            self.glance(())
-        return self.glance(ranks)[1]

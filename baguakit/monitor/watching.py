@@ -130,7 +130,7 @@ class Watch:
             self._replace(self._mine())
             if not self._judges:
                 return
-        records = self._ask(self.board.written, range(self.monitor.size))
+        _, records = self._ask(self.board.glance, range(self.monitor.size))
         self.judge.timeout = self.monitor.timeout
         found = self.judge.sentence(self._written, records)
         self._silence = self.judge.silence(records)
@@ -145,7 +145,7 @@ class Watch:
         """Compare this rank's launches with those in `records`, and call `fail` if a rank is found to be at fault."""
         if self.judge.diverged(records, sure=True):
             self._doubts += 1
-            everyone = self.board.written(range(self.monitor.size))
+            _, everyone = self.board.glance(range(self.monitor.size))
             self._give_up(self.judge.diverged(everyone, sure or self._doubts > DOUBTS))
 
     def _give_up(self, sentence: str) -> None:

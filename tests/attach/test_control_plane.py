@@ -12,6 +12,8 @@ def test_a_heartbeat_takes_two_requests_however_many_ranks_wait(size, monkeypatc
     """Equal at 8, 64 and 512 ranks; the judge, who is one of them, makes one more."""
     crowd = Crowd(size, monkeypatch)
     assert crowd.requests() == [3] * size  # to arrive
+    crowd.turn()
+    assert crowd.requests() == [3] * size  # and to learn that all have
     for waiting in (False, True):
         if waiting:
             crowd.wait()

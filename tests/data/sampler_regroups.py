@@ -156,7 +156,7 @@ class Training:
 
     def agree(self, gathers, deaf):
         """Let all ranks divide the rest, each in a thread; after `gathers` gathers, one fails on `deaf` ranks."""
-        change = partial(Change, ranks=len(self.ranks), before=(), lost=(), steps=0, step=self.step, seconds=0, why="")
+        change = partial(Change, ranks=len(self.ranks), before=(), lost=(), step=self.step, seconds=0, why="")
         told, meeting = [b""] * len(self.ranks), Barrier(len(self.ranks), timeout=60)
 
         def changed(number):

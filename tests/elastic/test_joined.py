@@ -25,6 +25,15 @@ def test_an_attachment_to_no_group_says_what_to_pass(joined):
         bk.attach(model, torch.optim.SGD(model.parameters(), lr=0.1), bk.algorithms.gradient_allreduce())
 
 
+def test_a_group_that_was_left_with_the_last_attachment_is_joined_again(joined):
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with bk.attach(model, optimizer, bk.algorithms.gradient_allreduce(), comm=joined):
+        pass
+    with pytest.raises(RuntimeError, match=r"this rank has left the group .*; call bk\.elastic\.join again"):
+        bk.attach(model, optimizer, bk.algorithms.gradient_allreduce(), comm=joined)
+
+
 def test_an_error_of_the_program_that_speaks_of_gloo_is_raised(joined):
     model = torch.nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
