@@ -1,21 +1,10 @@
-"""Rules: a stage in a window of the training step.
-
-              forward               backward                  optimizer.step
-       ├────────────────────┼─────────────────────────────┤├──────────────────┤
-    during_backward          b1───────▶ b2──────▶ b3─▶ land                        gradients, bucket by bucket
-    during_backward(delay=d) b1──▶ b2──▶ b3──▶ … d steps … ──▶ land when backward ends         gradients
-    between_steps   ◀── launch when the last step ends … land when the next begins          weights: x ← W x − γ g(x)
-    after_step                                                    launch+land      weights: x ← W (x − γ g(x))
-    after_step(delay=d)                                           launch ──▶ … d steps … ──▶ land
-    after_step(mix=α)                                             … ──▶ land: x ← α x + (1 − α) result
-    free_running                                                  launch ──▶ … when all are ready … ──▶ land, again
+"""Rules: a stage in a window of the training step. docs/algorithms.md draws the windows.
 
 Steps are optimizer steps since the attachment was made, counted from 0. A rule acts in the steps s with
 start ≤ s < stop. With `every=k` it exchanges in every k-th of these steps, first in step start + k − 1 or, with an
 `offset=o` above 0, in step start + o − 1. With a function `every=H`, a round that begins in step s has H(s) steps; the
 rule exchanges in the last step of each round. An object with `due(step, comm)` is asked in each step whether to
-exchange. A function as `start` or `stop` stands for the first step for which it returns True. In the diagram, x are the
-weights, W is the stage, γ g(x) is the optimizer's step, and `result` is the result of the stage.
+exchange. A function as `start` or `stop` stands for the first step for which it returns True.
 """
 
 from bisect import bisect_left
@@ -238,20 +227,8 @@ def during_backward(
 
         x_{t+1} = x_t − γ u(s_{t−d}),   s_t = stage(g_t(x_t)),   s_t = 0 for t < 0
 
-    On a quadratic of curvature L, SGD is stable if and only if γ L < 2 sin(π / (2 (2d + 1))): 2, 1 and 0.618 for d = 0,
-    1 and 2. With momentum β and d = 1, it is stable if and only if γ L < 1 − β: use a smaller γ, and less momentum.
-
-    In the first d steps gradients are zero. Clipping, `GradScaler` and logging see the gradients that land. `.grad` is
-    None if no rank had this gradient d steps before. A delay costs memory for d more copies of the gradients.
-
-    * Accumulation: as without a delay, all backward passes of a step but the last are under `att.no_sync()`.
-    * Overflow: pass the scaler to `bk.attach`. Gradients are sent without the loss scale, and land with the current
-      scale. The step in which a non-finite gradient lands is skipped, and the state of the stage does not change. The
-      next d backward passes still use the scale that overflowed; each further overflow costs one more step.
-    * Resume: `att.state_dict()` waits for the delayed gradients and saves them. If the number of ranks has changed, the
-      saved gradients land only if the stage gives all ranks the same result; else the first d steps have zeros again.
-    * At `stop` and at `att.detach()` the gradients of the last d steps are dropped.
-    * If a backward fails on one rank, training ends: the other ranks cannot drop their backward.
+    In the first d steps gradients are zero. Clipping, `GradScaler` and logging see the gradients that land. "Delayed
+    gradients" in docs/algorithms.md tells which step sizes are stable, and about accumulation, overflow and resume.
 
     Args:
         stage: the exchange of the gradients.

@@ -211,15 +211,9 @@ class Followed(Generic[T]):
             for epoch in range(sampler.epoch, epochs):
                 sampler.set_epoch(epoch)
 
-        A rank that stays keeps the items that it has drawn, including items that its loader's workers have fetched. All
-        other untrained items are divided again, so that all ranks end the epoch after the same number of steps. If they
-        are too few, samples are repeated. A rank that joins continues the epoch `sampler.epoch`, with a part of them.
-
-        If a rank is lost in a step, the other ranks do not train their items of this step, and go on with the next. The
-        lost rank's items of completed optimizer steps count as trained. Its other items are divided again, unless
-        another rank's iterator has ended, which happens early if its loader draws items ahead. In this case a warning
-        says that the lost rank's items are not trained in this epoch. A rank that joins later begins with the next
-        epoch. For each item that the other ranks still train in this epoch, it gets one more item in the next.
+        A rank that stays keeps the items that it has drawn. All other untrained items are divided again, so that all
+        ranks end the epoch after the same number of steps. If they are too few, samples are repeated. A rank that joins
+        continues the epoch `sampler.epoch`, with a part of them. "Data" in docs/guide.md tells what a lost rank costs.
 
         Call `set_epoch` with ascending numbers before each pass. `state_dict()` needs no `consumed`. Draw items in the
         thread that trains, as loaders do.

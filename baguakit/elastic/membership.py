@@ -301,17 +301,9 @@ def join(
 ) -> Comm:
     """Join a group whose ranks come and go; wait for enough ranks, and return the group's `Comm`.
 
-        comm = bk.elastic.join("host:29400", least=2)
-        with bk.attach(model, optimizer, bk.algorithms.bytegrad(), comm=comm) as att:
-            while att.step < 10_000:
-                with att.recoverable():
-                    ...
-
-    Start one process for each rank, with the same arguments, by hand, by ssh or by a scheduler. `torchrun` and
-    `init_process_group` are not needed. `comm.rank` and `comm.size` change with the group. Load data and build the
-    model before this call, because all ranks wait for a rank that is between `join` and `bk.attach`. Start the store
-    with `python -m baguakit.store`, best on a machine that does not train. Anyone who can connect to the store can run
-    code on every rank, so bind the store to a private network or a VPN.
+    `comm.rank` and `comm.size` change with the group. Build the model before this call, because all ranks wait for a
+    rank that is between `join` and `bk.attach`. Start the store with `python -m baguakit.store`. Anyone who can connect
+    to the store can run code on every rank. docs/elastic.md has a whole program.
 
     A call in the main thread also sets a handler of SIGTERM, if there is none. The handler makes this rank leave.
 
