@@ -16,12 +16,12 @@ from .comm import Comm
 from .expressions import show_public
 from .interop import Handle
 from .rules import Algorithm, Rule, after_step, between_steps, during_backward, free_running, hierarchical
-from .schedules import Fragment
+from .schedules import BySpeed, Fragment
 
 __all__ = [
-    "Algorithm", "Attachment", "Bucket", "Comm", "Fragment", "Handle", "PeerError", "RankError", "Ranks", "Report",
-    "Rule", "Timeline", "after_step", "algorithms", "attach", "backend", "between_steps", "compressors", "data",
-    "during_backward", "elastic", "free_running", "hierarchical", "interop", "net", "optim", "pictures",
+    "Algorithm", "Attachment", "Bucket", "BySpeed", "Comm", "Fragment", "Handle", "PeerError", "RankError", "Ranks",
+    "Report", "Rule", "Timeline", "after_step", "algorithms", "attach", "backend", "between_steps", "compressors",
+    "data", "during_backward", "elastic", "free_running", "hierarchical", "interop", "net", "optim", "pictures",
     "primitives", "ranks", "stages", "testing", "topology", "tune",
 ]  # fmt: skip
 __version__ = "0.3.0.dev0"

@@ -17,10 +17,10 @@ from typing import Annotated, Any, Literal, cast
 
 from torch import Tensor
 
-from .arguments import Natural, Range, check_fields, checked, integer, message, real, truth
+from .arguments import Natural, Positive, Range, check_fields, checked, integer, message, real, truth
 from .comm import Comm
 from .expressions import written
-from .schedules import Bound, Every, Fragment, Interval, Where
+from .schedules import Bound, BySpeed, Every, Fragment, Interval, Where
 from .stages import Hierarchical, Stage
 
 Window = Literal["during_backward", "between_steps", "after_step", "free_running"]
@@ -64,7 +64,7 @@ class Rule(Algorithm):
     Args:
         window: the name of one of these four functions.
         stage: the exchange.
-        every, delay, offset, mix, interval, start, stop, where: as in the function that `window` names; same errors.
+        every, delay, offset, mix, interval, start, stop, where, quorum, grace: as in that function; same errors.
     """
 
     window: Window
@@ -77,9 +77,18 @@ class Rule(Algorithm):
     start: Bound = 0
     stop: Bound | None = None
     where: Where | None = None
+    quorum: Positive | None = None
+    grace: float | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.grace is not None:
+            object.__setattr__(self, "grace", real("grace", self.grace, 0))
+        free = self.window == "free_running"
+        if not (self.quorum is self.grace is None or (free and self.stage.anchored)):
+            raise ValueError(f"quorum={self.quorum} and grace={self.grace} are for free_running(OuterStep(…))")
+        if isinstance(self.every, BySpeed) and not free:
+            raise ValueError(f"{self.every!r} gives each rank its own number of steps; use it in free_running")
         if isinstance(self.start, int) and isinstance(self.stop, int) and self.stop <= self.start:
             raise ValueError(f"a rule with start={self.start} and stop={self.stop} never acts; stop must be greater")
         if self.mix is not None:
@@ -118,8 +127,10 @@ class Rule(Algorithm):
 
     @property
     def decides(self) -> bool:
-        """Return True if an object with `due(step, comm)` decides during training when the rule exchanges."""
-        return not isinstance(self.every, int | type) and hasattr(self.every, "due")
+        """Return True if an object with `due(step, comm)`, or `BySpeed`, decides during training when to exchange."""
+        return isinstance(self.every, BySpeed) or (
+            not isinstance(self.every, int | type) and hasattr(self.every, "due")
+        )
 
     def acts(self, step: int) -> bool:
         """Return whether the rule acts in this step."""
@@ -178,11 +189,14 @@ class Rule(Algorithm):
         """Return the last step of the round that contains `step`. The first round begins at `start`."""
         ends: list[int] = self._known.setdefault("every", [start - 1])
         while ends[-1] < step:
-            begin = ends[-1] + 1
-            length = cast(Callable[[int], int], self.every)(begin)
-            self._check_length(f"every({begin})", length)
-            ends.append(ends[-1] + length)
+            ends.append(ends[-1] + self._length(ends[-1] + 1))
         return ends[bisect_left(ends, step)]
+
+    def _length(self, begin: int) -> int:
+        """Return the number of steps of the round that begins in step `begin`, of a function `every`."""
+        length = cast(Callable[[int], int], self.every)(begin)
+        self._check_length(f"every({begin})", length)
+        return length
 
     @cached_property
     def _known(self) -> dict[str, Any]:
@@ -293,26 +307,38 @@ def after_step(
 
 
 def free_running(
-    stage: Stage, *, interval: float = 0.0, start: Bound = 0, stop: Bound | None = None, where: Where | None = None
-) -> Rule:
+    stage: Stage, *, interval: float = 0.0, every: Every = 1, offset: int = 0, quorum: int | None = None,
+    grace: float | None = None, start: Bound = 0, stop: Bound | None = None, where: Where | None = None,
+) -> Rule:  # fmt: skip
     """Return a rule on weights that exchanges continuously in the background:  x ← x + (result − x at launch).
 
     A flight exchanges all buckets. No step waits for a flight, but at the end of a step the host may wait until all
     ranks agree on the next flight. A rank whose training has ended has weight 0 in the average.
 
+    A rank is ready when it has made `every` steps since it last contributed. A flight begins when `quorum` ranks are
+    ready, or `grace` seconds after the first, and takes a step of the slowest rank at most. With `OuterStep` all ranks
+    land the change of the anchor (`algorithms.decoupled_diloco` has the equations): a rank that was not ready keeps its
+    progress until it contributes, which is in the first flight after it is ready.
+
     Args:
-        stage: a stateless average, equal on all ranks: `Mean()`, `CompressedMean()`, or `Hierarchical` around them.
+        stage: a stateless average, equal on all ranks: `Mean()`, `CompressedMean()`, or `Hierarchical` around them; or
+            an `OuterStep` around one of these.
         interval: the seconds between a landing and the next launch.
-        start, stop, where: as in `during_backward`.
+        every: as in `between_steps`, of the rank's own steps (`due` may differ between ranks); or `BySpeed(most)`.
+        offset: the number of steps in the first round, so that rules take turns; 0: `every`. One rule flies at a time.
+        quorum: the number of ranks to wait for; None, or more than there are: all whose training has not ended.
+        grace: the seconds for which the first rank that is ready waits at most; None: no limit.
+        start, stop, where: as in `during_backward`. Rules that act in the same steps start together.
 
     Raises:
-        TypeError, ValueError: as in `during_backward`; or `stage` has a state or unequal results.
+        TypeError, ValueError: as in `during_backward`; or `stage` has another state or unequal results.
     """
-    rule = Rule("free_running", stage, interval=interval, start=start, stop=stop, where=where)
-    if not stage.same_on_all_ranks or stage.remembers():
+    rule = Rule("free_running", stage, every, 0, offset, None, interval, start, stop, where, quorum, grace)
+    inner = stage.nested()["inner"] if stage.anchored else stage
+    if not inner.same_on_all_ranks or inner.remembers():
         raise ValueError(
             "the stage of free_running is an average with an equal result on all ranks and without state, "
-            f"such as Mean(), not {stage!r}"
+            f"such as Mean(), or OuterStep around one, not {stage!r}"
         )
     return rule
 

@@ -28,7 +28,23 @@ class Interval(Protocol):
         ...
 
 
-Every = int | Callable[[int], int] | Interval
+@dataclass(frozen=True)
+class BySpeed:
+    """As many steps as a rank makes while the fastest makes `most`: a value of `every=` in `free_running`.
+
+        H_r ← max(1, ⌊most · v_r / max_j v_j⌋)
+
+    v_r are the steps per second of rank r since it last contributed, exchanged in each agreement. At first all take
+    `most` steps. The learning rate is not corrected. `algorithms.decoupled_diloco` names the paper (DyLU).
+    """
+
+    most: Positive
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+Every = int | Callable[[int], int] | Interval | BySpeed
 Bound = Natural | Callable[[int], bool]
 
 

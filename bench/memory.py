@@ -32,6 +32,7 @@ SHORT = (
     "qadam(1)",
     "local_sgd(2)",
     "diloco(2)",
+    "decoupled_diloco(2)",
     "push_sum(Exponential())",
 )  # which exchange in every second step
 VARIANTS = (

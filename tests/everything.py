@@ -71,6 +71,9 @@ ALGORITHMS = (
     "diloco(every=4, fragments=2, delay=1, mix=0.5)",
     "diloco(every=4, inner=ErrorFeedback(CompressedMean(UInt4(block=64))), delay=1, fragments=2, mix=0.0)",
     "async_model_average(warmup_steps=2)",
+    "decoupled_diloco(every=2, quorum=1, lr=0.5)",
+    "decoupled_diloco(every=4, fragments=2, lr=1.0)",
+    "decoupled_diloco(every=BySpeed(4), lr=1.0)",
 )
 
 COMPRESSORS = (

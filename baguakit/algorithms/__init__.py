@@ -10,12 +10,12 @@ After gossip and asynchronous averaging, weights differ between ranks: `att.merg
 from .corrected import exact_diffusion, gradient_tracking, quasi_global_momentum
 from .gossip import choco, decentralized, low_precision_decentralized, push_sum
 from .gradients import bytegrad, ef21, gradient_allreduce, qadam, top_k
-from .local import async_model_average, diloco, local_sgd
+from .local import async_model_average, decoupled_diloco, diloco, local_sgd
 from .power_sgd import power_sgd
 from .signs import decoupled_momentum, lion_vote, signum
 
 __all__ = [
-    "async_model_average", "bytegrad", "choco", "decentralized", "decoupled_momentum", "diloco", "ef21",
-    "exact_diffusion", "gradient_allreduce", "gradient_tracking", "lion_vote", "local_sgd",
+    "async_model_average", "bytegrad", "choco", "decentralized", "decoupled_diloco", "decoupled_momentum", "diloco",
+    "ef21", "exact_diffusion", "gradient_allreduce", "gradient_tracking", "lion_vote", "local_sgd",
     "low_precision_decentralized", "power_sgd", "push_sum", "qadam", "quasi_global_momentum", "signum", "top_k",
 ]  # fmt: skip

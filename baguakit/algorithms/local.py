@@ -55,6 +55,21 @@ Douillard et al. 2025, "Streaming DiLoCo with overlapping communication: Towards
 arXiv:2501.18512; Sarfi et al. 2025 (SparseLoCo), arXiv:2508.15706; Thérien et al. 2025, "MuLoCo: Muon is a practical
 inner optimizer for DiLoCo", arXiv:2505.23725; Kolehmainen et al. 2025 (NoLoCo), arXiv:2506.10911; Sun et al. 2024,
 "CO2: Efficient Distributed Training with Full Communication-Computation Overlap", arXiv:2401.16265.
+
+**decoupled_diloco.** Rounds of DiLoCo that nobody waits for, with the set C of ranks that have made H steps.
+
+    x_r ← x_r − γ d(g_r(x_r))                     in every step, without waiting
+    Δ   ← (1/|C|) Σ_{r in C} (a − x_r)            when enough ranks are ready; C and a are equal on all ranks
+    a'  ← outer optimizer's step on a with gradient Δ
+    x_r ← x_r + a' − x̂_r  for r in C,  x_r + a' − a  for all others;  a ← a'
+
+x̂_r are the weights at launch. The progress that a rank has not contributed, x_r − a, stays with it, so none is lost. If
+all ranks are in C, and make no step until the landing, this is `diloco(H)`. If k of n ranks are in each C, the anchor
+moves n/k times as far as with all: choose a smaller lr for a small quorum. In the paper, a server has the anchor,
+contributions have weights by tokens, and norms and directions are averaged apart.
+
+Douillard et al. 2026, "Decoupled DiLoCo for Resilient Distributed Pre-training", arXiv:2604.21428. With BySpeed: Liu et
+al. 2024, "Asynchronous Local-SGD Training for Language Modeling" (DyLU), arXiv:2401.09135.
 """
 
 from dataclasses import dataclass
@@ -121,6 +136,7 @@ class OuterStep(Around):
     copies: ClassVar[float] = 11
     elementwise: ClassVar = {"anchor": "mean", "outer": "mean"}
     follows: ClassVar[tuple[str, ...]] = ("anchor",)
+    anchored: ClassVar[bool] = True
 
     def __init__(self, optimizer: type[torch.optim.Optimizer], inner: Stage = Mean(), **options: Any) -> None:
         options = dict(options.pop("options", ())) | options  # as dataclasses.replace passes them
@@ -147,7 +163,10 @@ class OuterStep(Around):
         with temporaries() as new:
             stepped = new(a).copy_(a)
             if self.inner.same_on_all_ranks:
-                stepped.grad = self.inner(torch.sub(a, x, out=new(a)), state["inner"], comm)
+                progress = torch.sub(a, x, out=new(a))
+                if comm._share != 1:
+                    progress.mul_(comm._share)
+                stepped.grad = self.inner(progress, state["inner"], comm)
             else:
                 stepped.grad = a - self.inner(new(a).copy_(x), state["inner"], comm)
             optimizer = self.optimizer([stepped], **dict(self.options))
@@ -204,14 +223,49 @@ def diloco(
         mix: α, as in `bk.after_step`: the share of a rank's own weights that stays. None keeps all progress in flight.
         options: arguments of the outer optimizer; by default as in the paper: lr=0.7, momentum=0.9, nesterov=True.
     """
+    step = outer_step(optimizer, inner, options)
+    return together(
+        after_step(step, every=every, delay=delay, offset=offset, mix=mix, where=part)
+        for offset, part in turns(every, fragments)
+    )
+
+
+@checked
+def decoupled_diloco(
+    every: Every = 24, quorum: int | None = None, grace: float | None = None,
+    optimizer: type[torch.optim.Optimizer] = torch.optim.SGD, inner: Stage = Mean(), fragments: int = 1,
+    **options: Any,
+) -> Algorithm:  # fmt: skip
+    """Train without waiting: the rounds of `diloco` run in the background, with the ranks that have made their steps.
+
+    Each round sends 2 (n − 1)/n times the size of the weights, from all ranks. Costs the memory of `diloco` and, in a
+    flight, a copy of the weights, the anchor and the outer optimizer's state.
+
+    Args:
+        every: H, the steps after which a rank is ready; or, with one fragment, `BySpeed(H)` (DyLU) or a function.
+        quorum, grace: as in `bk.free_running`: a round begins when `quorum` ranks are ready (None: all), or `grace`
+            seconds after the first.
+        optimizer, inner, fragments, options: as in `diloco`; `inner` has no state here. One fragment flies at a time.
+    """
+    step = outer_step(optimizer, inner, options)
+    return together(
+        free_running(step, every=every, offset=offset, quorum=quorum, grace=grace, where=part)
+        for offset, part in turns(every, fragments)
+    )
+
+
+def outer_step(optimizer: type[torch.optim.Optimizer], inner: Stage, options: dict[str, Any]) -> OuterStep:
     if not options and optimizer is torch.optim.SGD:
         options = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
-    step = OuterStep(optimizer, inner, **options)
+    return OuterStep(optimizer, inner, **options)
+
+
+def turns(every: Every, fragments: int) -> list[tuple[int, Fragment | None]]:
+    """Return (offset, fragment) for each of `fragments` that take turns within `every` steps."""
     if integer("fragments", fragments, 1) == 1:
-        return after_step(step, every=every, delay=delay, mix=mix)
+        return [(0, None)]
     if not isinstance(every, int):
         raise ValueError(f"fragments={fragments} take turns within rounds of one length; every must be a number")
     if fragments > integer("every", every, 1):
         raise ValueError(f"fragments={fragments} cannot take turns within every={every} steps; every must be larger")
-    turns = [(k * every // fragments, Fragment(k, fragments)) for k in range(fragments)]
-    return together(after_step(step, every=every, delay=delay, offset=o, mix=mix, where=part) for o, part in turns)
+    return [(k * every // fragments, Fragment(k, fragments)) for k in range(fragments)]

@@ -62,7 +62,7 @@ class Engine(Life[AttachSetup]):
     def start(self, fill: Callable[[], Any], load: Callable[[], Any]) -> None:
         """Start, also after ranks have changed: `fill` sets weights, `load` the rules' state. Collective."""
         self.agree()
-        self.free_runners: list[FreeRunner] = []
+        self.free: FreeRunner | None = None  # of all free-running rules
         self.begun, self.stepped = False, set[Optimizer]()  # a step has begun; optimizers that have stepped in it
         self.loaded: int | None = None  # the step of the state that has been loaded
         with or_abandon(self.runtime):
@@ -107,15 +107,17 @@ class Engine(Life[AttachSetup]):
             self.runners.append(kind(i, rule, buckets_of(cut, rule, channel.comm), channel))
         self.on_weights = [runner for runner in self.runners if isinstance(runner, WeightRunner)]
         free = [runner for runner in self.on_weights if runner.rule.window == "free_running"]
-        if self.runtime.host and not self.free_runners:
-            self.free_runners = [FreeRunner(runner, self.runtime.host) for runner in free]
-        for free_runner, runner in zip(self.free_runners, free, strict=True):
-            free_runner.runner = runner  # new buckets; an agreement under way continues
+        if self.runtime.host and self.free is None:
+            self.free = FreeRunner(free, self.runtime.host)
+        for pace, runner in zip(self.free.paces if self.free else (), free, strict=True):
+            pace.runner = runner  # new buckets; an agreement under way continues
         self.backward.take([runner for runner in self.runners if isinstance(runner, GradientRunner)])
         for each in self.runners:
             warm_up([each.rule.stage], [bucket.flat for bucket in each.buckets], each.channel)
             each.make_states()
-            if each.rule.window == "free_running" and each.remembers():
+            stage, but = each.rule.stage, "anchor" if each.rule.stage.anchored else ""
+            own = any(path != but for state in each.states for path, *_ in remembered(stage, state))
+            if own and each.rule.window == "free_running":
                 raise ValueError(f"{each.rule!r} remembers something; a free-running rule takes a stage without state")
             if self.comm.membership.changes:
                 each.journal = []
@@ -132,7 +134,7 @@ class Engine(Life[AttachSetup]):
 
     def _may_reorder(self) -> bool:
         """Return whether there are several buckets of gradients, and new buckets after the first step lose no state."""
-        if self.free_runners or self.runtime.comm.size == 1 or self.comm.membership.changes:
+        if self.free is not None or self.runtime.comm.size == 1 or self.comm.membership.changes:
             return False  # ranks are at different steps; or there is one rank; or a new rank would have other buckets
         runners = self.backward.runners
         kept = (remembered(runner.rule.stage, state) for runner in runners for state in runner.states)
@@ -257,8 +259,8 @@ class Engine(Life[AttachSetup]):
             self.log.step_ended(step)
             self.clock.step = step + 1
         self.begin()
-        for free_runner in self.free_runners:
-            free_runner.step_ended(self.clock.step)
+        if self.free is not None:
+            self.free.step_ended(self.clock.step)
         self.backward.step_ended()
         if self.backward.arrived is not None and not self.clock.joined:
             self.follow_gradients()
@@ -329,6 +331,6 @@ class Engine(Life[AttachSetup]):
 
     def drain(self) -> None:
         self.backward.end_failed()
-        for free_runner in self.free_runners:
-            free_runner.finish()
+        if self.free is not None:
+            self.free.finish()
         super().drain()

@@ -174,9 +174,10 @@ def check_rules(of_rules: OfRules, names: dict[Tensor, str], optimizers: Sequenc
     for (a, of_a), (b, of_b) in combinations(of_rules, 2):
         if not a.overlaps(b):
             continue
-        if "free_running" in (a.window, b.window):
+        if "free_running" in (a.window, b.window) and (a.window != b.window or a.start != b.start):
             raise ValueError(
-                f"{a!r} and {b!r} act in the same steps; a free-running rule shares none: use start= and stop="
+                f"{a!r} and {b!r} act in the same steps; a free-running rule shares them only with free-running rules "
+                "that start together: use start= and stop="
             )
         if a.what == b.what == "grad" and a.delay != b.delay:
             raise ValueError(

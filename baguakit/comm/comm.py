@@ -67,6 +67,7 @@ class Comm(Inner):
     _round: int | None = None
     _step: int | None = None
     _bucket: int = 0
+    _share: float = 1.0  # by which this rank multiplies what it contributes to a mean
     _call: int = 0  # distinguishes the messages of different calls
     _meet: Callable[[], None] | None = None  # called before this Comm waits for other ranks or adds values
     _sent: Sent | None = None  # counted for a report

@@ -67,7 +67,7 @@ class Membership(Rounds):
 
     def step(self) -> int:
         engines = self._at_work()
-        free = any(engine.free_runners for engine in engines)
+        free = any(engine.free is not None for engine in engines)
         return -1 if free else max([engine.clock.step for engine in engines], default=0)
 
     def _at_work(self) -> list[Engine]:

@@ -33,17 +33,19 @@ log = logging.getLogger("baguakit")
 def save_runner(runner: RuleRunner, names: Names, flights: bool = True, same_ranks: bool = True) -> dict[str, Any]:
     """Wait for the flights of a rule, and return copies of its state and of the flights' results.
 
-    Flights of a free-running rule are left out. If `flights` is False, all are left out: the state is the copy from
-    before them in the runner's journal. If not `same_ranks`, leave out what is made anew for other numbers of ranks.
+    Flights of a free-running rule are left out: its state is that before them. If `flights` is False, all are left out:
+    the state is the copy from before them in the runner's journal. If not `same_ranks`, leave out what is made anew for
+    other numbers of ranks.
     """
-    flights = flights and runner.rule.window != "free_running"
+    free = runner.rule.window == "free_running"
+    flights = flights and not free
     if flights:
         for flight in runner.flights():  # their results, and their changes of the states
             runner.channel.monitor.wait_for(flight)
     parameters: dict[str, dict[str, Tensor]] = {names[p]: {} for p in runner.params()}
     saved: dict[str, Any] = {
         "rule": repr(runner.rule),
-        "round": runner.round,
+        "round": runner.round - (free and bool(runner.air)),
         "cut": [[names[p] for p in bucket.params] for bucket in runner.buckets],
         "parameters": parameters,
         "own": {},
@@ -55,7 +57,7 @@ def save_runner(runner: RuleRunner, names: Names, flights: bool = True, same_ran
             parameters[names[p]][path] = part.clone()
 
     for i, bucket in enumerate(runner.buckets):
-        kept = (each.kept[0] for each in runner.journal or () if each.bucket == i and each.kept)
+        kept = (each.kept[0] for each in [*(runner.journal or ()), *runner.flights()] if each.bucket == i and each.kept)
         state = runner.states[i] if flights else next(kept, runner.states[i])
         for path, tensor, carry in remembered(runner.rule.stage, state):
             if carry is None and same_ranks:

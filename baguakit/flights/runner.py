@@ -113,16 +113,21 @@ class RuleRunner:
         return self.index << 16 | bucket
 
     def launch(
-        self, i: int, step: int | None, work: Any = None, before: Tensor | None = None, beside: list[Pair] | None = None
-    ) -> BucketFlight:
+        self, i: int, step: int | None, work: Any = None, before: Tensor | None = None,
+        beside: list[Pair] | None = None, share: float = 1.0, source: int | None = None,
+    ) -> BucketFlight:  # fmt: skip
         """Launch bucket `i`: on the lane, call `work(stage, flat, comm)`, or the stage if there is no `work`.
 
         `stage` is the stage of this round. Once `compression_error` has been called, the stage also measures its error.
         If `beside` is given, pairs (padding, zeros) are added to this list, and `work` copies them to zero the padding.
+        The rank multiplies what it contributes by `share`. With a `source`, all ranks first take that rank's state.
         """
         state, bucket, channel, ledger = self.states[i], self.buckets[i], self.channel, self.ledgers[i]
         formats, tally, kept = list[SentFormat](), Tally(), list[State]()
         comm = channel.comm.for_flight(self.round, step, self.number(i), ledger.sent, formats)
+        comm = comm if share == 1 else comm._with(_share=share)
+        if self.rule.window == "free_running":  # for checkpoints meanwhile
+            kept.append(tree_map_only(Tensor, Tensor.clone, state))
         if channel.monitor.error is not None:
             channel.monitor.check()
         averaged, self.to_average = self.to_average, []
@@ -137,7 +142,10 @@ class RuleRunner:
             try:
                 if averaged:
                     mean_(averaged, comm)
-                if self.journal is not None:
+                if source is not None:
+                    for _, tensor, _ in remembered(self.rule.stage, state):
+                        comm.broadcast(tensor, source)
+                if self.journal is not None and not kept:
                     kept.append(tree_map_only(Tensor, Tensor.clone, state))
                 if state:
                     pairs = clear_padding_(self.rule.stage, state, bucket, comm, beside is not None)

@@ -4,17 +4,17 @@ No rank waits for a free-running rule:
 
     x ← x + (mean of the x that were launched − x that this rank launched).
 
-Ranks are at different steps, so they first agree on each flight. They agree on the host, and each rank reads the result
-at the end of its steps. So nothing reads device memory, and a GPU waits for other ranks for a few steps of the slowest
-rank at most. Each rank contributes its weight: 1 while it trains. A rank that has finished continues to answer with
-weight 0, until the sum of the weights is 0.
+Ranks are at different steps, so they first agree on each flight. They agree on the host, on a thread, and each rank
+reads the result at the end of its steps. So nothing reads device memory, and a GPU waits for other ranks for a few
+steps of the slowest rank at most. Again and again, all ranks gather what each says of each rule (`Said`), until a rule
+has its quorum of ranks that are ready. A rank that has finished continues to answer, until no rank trains any more.
+All launch the flight at the ends of their steps: a rank that was not ready contributes nothing, and lands the result.
 
 A program may also call collectives in each step, for example in SyncBatchNorm. Its ranks must launch the flight in the
-same step: NCCL kernels that are launched in different orders wait for each other for ever. So an agreement is three
-all-reduces of a few numbers, one after another on a thread:
+same step: NCCL kernels that are launched in different orders wait for each other for ever. So two all-reduces follow:
 
-    Σ weights         this all-reduce ends when all ranks have joined
-    max c             c: the rank's step when it has Σ weights
+    what all say      the last of these gathers ends when all ranks have joined
+    max c             c: the rank's step when it knows what all say
     max d, min d      d: the rank's step when it has max c
 
 In such a program ranks are never more than a step apart. Every c was read before any d, so max c ≤ min d + 1, however
@@ -25,7 +25,8 @@ for 16 bytes from the network, not for steps of other ranks.
 
 import threading
 import time
-from math import inf
+from collections.abc import Sequence
+from math import floor, inf
 from typing import NamedTuple
 
 import torch
@@ -34,7 +35,9 @@ from torch.distributed import ReduceOp
 from ..comm import Comm
 from ..kernels.operators import land_, mix_
 from ..monitor import Collective
+from ..rules import Rule
 from ..runtime.runtime import Channel
+from ..schedules import BySpeed
 from .runner import RuleRunner
 
 
@@ -57,15 +60,20 @@ class WeightRunner(RuleRunner):
         launch = step - self.rule.delay
         return bool(self.air) and (self.rule.exchanges(launch) if self.launched is None else self.launched == launch)
 
-    def launch_all(self, step: int | None, keep: bool, factor: float = 1.0) -> None:
-        """Launch all buckets with the weights times `factor`; `keep` a copy if only their change is to land."""
-        self.launched = step
+    def launch_all(self, step: int | None, keep: bool, share: float = 1.0, source: int | None = None) -> None:
+        """Launch all buckets; `keep` a copy if only their change is to land. For `share` and `source` see `launch`.
+
+        With an anchor and `share=0`, the anchor is launched in the place of the weights, so that its change lands.
+        """
+        self.launched, anchored = step, self.rule.stage.anchored
         for i, bucket in enumerate(self.buckets):
             flat = bucket.load("data")
+            if anchored and not share:
+                flat.copy_(self.states[i]["anchor"])
             before = flat.clone() if keep else None
-            if factor != 1:
-                flat.mul_(factor) if factor else flat.zero_()  # 0 · inf would not be 0
-            self.launch(i, step, before=before)
+            if share != 1 and not anchored:
+                flat.mul_(share) if share else flat.zero_()  # 0 · inf would not be 0
+            self.launch(i, step, before=before, share=share if anchored else 1.0, source=source)
         if self.in_phases:
             self.channel.lane.flush()
         self.round += 1
@@ -97,79 +105,183 @@ class WeightRunner(RuleRunner):
 
 
 AHEAD = 4  # steps by which the host of one rank may run ahead of others, where a GPU keeps the ranks together
+PAUSE = 0.05  # seconds between two questions whether enough ranks are ready
+
+
+class Said(NamedTuple):
+    """What a rank says of a rule in an agreement."""
+
+    there: float  # 1, but 0 once the rule has ended on this rank
+    ready: float  # the seconds since the rank was ready to contribute; -1 if it is not
+    weight: float  # of its contribution
+    speed: float  # its steps per second
+    round: float  # that it will launch; less than others' after it has loaded an older state
 
 
 class Agreed(NamedTuple):
-    training: int  # the sum of the weights of the ranks; 0: none trains any more
+    rule: int  # its place among the rules; -1: no rank trains any more
+    said: Sequence[Said]  # by rank, of this rule
     step: float  # in which all ranks launch it; a rank that has passed this step or makes none launches at once
 
 
-class FreeRunner:
-    """A free-running rule on one rank: it rests, agrees over `host` on a flight, waits for its launch, or flies."""
+class Pace:
+    """The steps of this rank from one contribution to the next, in one rule."""
 
-    def __init__(self, runner: WeightRunner, host: Channel) -> None:
-        self.runner, self.host, self.monitor = runner, host, runner.channel.monitor
+    def __init__(self, runner: WeightRunner) -> None:
+        self.runner, self.rule = runner, runner.rule
+        self.acts = self.there = True
+        self.steps, self.since = 0, time.monotonic()  # since the latest contribution
+        self.length: int | None = self.rule.offset or None  # in steps, of this round; None: not known yet
+        self.most = 0  # steps of a round by speed; 0: the ranks do not know their speeds yet
+        self.speed = 0.0  # in steps per second
+        self.ready = inf  # the time since which the rank is ready
+        self.rested = -inf  # the time when the last flight landed
+
+    def step_ended(self, step: int) -> None:
+        """Count a step, after which `step` steps are made, and find out whether the rank is ready."""
+        self.acts, before = self.rule.acts(step), max(0, step - 1)
+        self.there = self.acts or not self.rule.begun(step)
+        if not self.acts:
+            self.ready = inf
+        elif self.rule.acts(before):
+            self.steps += 1
+            self.speed = self.steps / max(time.monotonic() - self.since, 1e-9)
+            pause = self.rule.interval
+            rests = pause > 0 and (bool(self.runner.air) or time.monotonic() - self.rested < pause)
+            if self.ready == inf and not rests and self._is_due(before):
+                self.ready = time.monotonic()
+
+    def _is_due(self, step: int) -> bool:
+        every = self.rule.every
+        if isinstance(every, BySpeed):
+            return self.steps >= (self.most or every.most)
+        if self.rule.decides:
+            return self.rule._is_due(step, self.runner.channel.comm.at(self.runner.round, step))
+        if self.length is None:
+            self.length = every if isinstance(every, int) else self.rule._length(max(0, step - self.steps + 1))
+        return self.steps >= self.length
+
+    def says(self) -> Said:
+        ready = time.monotonic() - self.ready
+        return Said(self.there, max(ready, 0.0) if ready > -inf else -1.0, 1.0, self.speed, self.runner.round)
+
+    def launch(self, said: Sequence[Said], rank: int) -> None:
+        """Launch the flight that ranks agreed on, with the share w_r n / Σ w of those that counted."""
+        latest, mine = max(each.round for each in said), said[rank]
+        oldest = min(each.round for each in said)
+        if self.rule.stage.anchored and 0 == oldest < latest:
+            raise ValueError(
+                f"ranks have loaded states from before and after the first exchange of {self.rule!r}, and those from "
+                "before lack what it remembers; load states that were saved together"
+            )
+        source = next(r for r, each in enumerate(said) if each.round == latest) if oldest < latest else None
+        self.runner.round = int(latest)
+        weight = weight_of(mine, latest)
+        share = weight and weight * len(said) / sum(weight_of(each, latest) for each in said)
+        if isinstance(self.rule.every, BySpeed) and mine.speed:
+            self.most = max(1, floor(self.rule.every.most * mine.speed / max(each.speed for each in said)))
+        self.runner.launch_all(None, keep=True, share=share, source=source)
+        if weight:
+            self.steps, self.since, self.length, self.ready = 0, time.monotonic(), None, inf
+
+
+def weight_of(said: Said, latest: float) -> float:
+    """Return the weight of a rank in a flight: 0 if it is not ready, or has an older state than the others."""
+    return said.weight if said.ready >= 0 and said.round == latest else 0.0
+
+
+def chosen(said: Sequence[Sequence[Said]], rules: Sequence[Rule]) -> int | None:
+    """Return the place of the rule that is due and waits longest; -1 if all have ended on all ranks; None if none is.
+
+    `said` holds what each rank says of each rule.
+    """
+    waits: list[tuple[float, int]] = []
+    for i, (rule, *column) in enumerate(zip(rules, *said, strict=True)):
+        there, ready = sum(each.there > 0 for each in column), sum(each.ready >= 0 for each in column)
+        longest, grace = max(each.ready for each in column), inf if rule.grace is None else rule.grace
+        if ready and (ready >= min(rule.quorum or there, there) or longest >= grace):
+            waits.append((longest, i))
+    return max(waits)[1] if waits else None if any(each.there for row in said for each in row) else -1
+
+
+class FreeRunner:
+    """The free-running rules on a rank: they rest, agree over `host` on a flight, wait for its launch, or one flies."""
+
+    def __init__(self, runners: Sequence[WeightRunner], host: Channel) -> None:
+        self.paces, self.host, self.monitor = [Pace(each) for each in runners], host, runners[0].channel.monitor
         self.agreement: Collective | None = None
         self.agreed: Agreed | None = None
-        self.weight = 0  # of this rank, in that agreement
-        self.rested = -inf  # the time when the last flight landed
         self.over = False  # no rank trains any more
-        self.step = 0.0  # steps of the rule that have ended here, none of a checkpoint's; infinite: all
+        self.step = 0.0  # steps of the rules that have ended here, none of a checkpoint's; infinite: all
         self.limit = inf  # the step in which this rank waits for the agreement
         self.lock = threading.Lock()  # of the step and the limit
 
     def step_ended(self, step: int) -> None:
-        """Call `advance` after an optimizer step, if the rule has begun; `step` is the next step."""
-        if self.runner.rule.begun(step):
-            self.advance(self.step + 1, 1 if self.runner.rule.acts(step) else 0)
+        """Call `advance` after an optimizer step, if a rule has begun; `step` is the next step."""
+        if any(pace.rule.begun(step) for pace in self.paces):
+            for pace in self.paces:
+                pace.step_ended(step)
+            self.advance(self.step + 1)
 
     @torch.no_grad()
-    def advance(self, step: float, weight: int) -> None:
-        """Land arrived flights (if `weight` is 0, drop them); join the next agreement, and launch an agreed flight."""
+    def advance(self, step: float) -> None:
+        """Land a flight that has arrived (drop it after its rule); join the next agreement, and launch its flight."""
         self.monitor.check()
         with self.lock:
             self.step, due = step, step >= self.limit
-        if self.over or not all(flight.flight.done() for flight in self.runner.air.values()):
-            return
-        if self.runner.air:
-            self.rested = time.monotonic()
-            if weight:
-                self.runner.land_all()
+        for pace in (each for each in self.paces if each.runner.air):
+            if not all(flight.flight.done() for flight in pace.runner.air.values()):
+                return
+            pace.rested = time.monotonic()
+            if pace.acts:
+                pace.runner.land_all()
             else:  # training is over here: the weights stay as it left them
-                self.runner.drop()
-        rests = weight != 0 and time.monotonic() - self.rested < self.runner.rule.interval
-        if self.agreement is None and self.agreed is None and not rests:
-            self.join(weight)
+                pace.runner.drop()
+        if self.over:
+            return
+        if self.agreement is None and self.agreed is None:
+            self.join()
         if self.agreement is not None and (due or self.agreement.flight.done()):
             agreement, self.agreement, self.limit = self.agreement, None, inf
             self.agreed = self.monitor.wait_for(agreement)
         if self.agreed is not None and step >= self.agreed.step:
-            training, self.agreed = self.agreed.training, None
-            self.over = training == 0
+            agreed, self.agreed = self.agreed, None
+            self.over = agreed.rule < 0
             if not self.over:
-                self.runner.launch_all(None, keep=True, factor=self.weight * self.host.comm.size / training)
+                self.paces[agreed.rule].launch(agreed.said, self.host.comm.rank)
 
-    def join(self, weight: int) -> None:
-        self.weight, label = weight, f"{self.runner.rule!r}, agreement on round {self.runner.round}"
-        if self.host.comm.size == 1:
-            self.agreed = Agreed(weight, -inf)
-        else:
-            self.agreement = self.host.begin(label, lambda comm: self.agree(weight, comm))
+    def join(self) -> None:
+        label = f"the agreement on the next flight of {' + '.join(repr(pace.rule) for pace in self.paces)}"
+        if self.host.comm.size > 1:
+            self.agreement = self.host.begin(label, self.agree)
+        elif (rule := chosen(said := [[pace.says() for pace in self.paces]], [p.rule for p in self.paces])) is not None:
+            self.agreed = Agreed(rule, [row[rule] for row in said], -inf)
 
-    def agree(self, weight: int, comm: Comm) -> Agreed:
-        """Return what all ranks agree on: the sum of weights, and the step of the launch. Runs on the lane's thread."""
-        training = int(comm.all_reduce(torch.tensor([float(weight)])))
+    def agree(self, comm: Comm) -> Agreed:
+        """Return what all ranks agree on. Runs on the lane's thread."""
+        rules = [pace.rule for pace in self.paces]
+        while True:
+            mine = torch.tensor([[pace.says() for pace in self.paces]], dtype=torch.float64)
+            said = [[Said(*each) for each in row] for row in comm.all_gather(mine).tolist()]
+            if (rule := chosen(said, rules)) is not None:
+                break
+            self.monitor.check()
+            time.sleep(PAUSE)
+            if self.agreement is not None:  # no rank is late
+                self.agreement.launched = time.time()
         c = self.step
         latest = float(comm.all_reduce(torch.tensor([c if c < inf else -inf], dtype=torch.float64), ReduceOp.MAX))
         with self.lock:
             d, self.limit = self.step, self.step + 1
         ends = torch.tensor([d if d < inf else -inf, -d], dtype=torch.float64)
         most, least = comm.all_reduce(ends, ReduceOp.MAX).tolist()
-        return Agreed(training, most + 1 if latest <= AHEAD - least else -inf)
+        return Agreed(rule, [row[rule] for row in said], most + 1 if latest <= AHEAD - least else -inf)
 
     def finish(self) -> None:
         """Answer the other ranks until no rank trains any more. Call this when this rank has stopped training."""
+        for pace in self.paces:
+            pace.acts, pace.there, pace.ready = False, False, inf
         while not self.over:
-            self.advance(inf, 0)
+            self.advance(inf)
             if not self.over:
                 time.sleep(0.001)

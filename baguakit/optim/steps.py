@@ -394,6 +394,6 @@ def _check_like(name: str, x: Tensor, p: Tensor) -> None:
     if x.device != p.device:
         raise ValueError(f"{name} is on {x.device} and its parameter on {p.device}; move one to the other")
     if x.numel() != p.numel():
-        raise ValueError(f"{name} has {x.numel()} values and its parameter {p.numel()}: {describe(x)}, {describe(p)}")
+        raise ValueError(f"{name} has {x.numel()} values and that in p {p.numel()}: {describe(x)}, {describe(p)}")
     if not (x.is_contiguous() and p.is_contiguous()) and (x.shape, x.stride()) != (p.shape, p.stride()):
         raise ValueError(f"{name} has strides {x.stride()}, its parameter {p.stride()}; use torch.empty_like(p)")

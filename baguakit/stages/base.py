@@ -40,6 +40,8 @@ class Stage(Doors):
             makes the state again from the current weights). Other entries are made again when the buckets or the ranks
             change. Entries that are neither tensors nor dicts of tensors are not saved.
         follows: the entries of the state that are copies of the weights. They change when the model is loaded.
+        anchored: the state has an `anchor`, equal on all ranks, and the result is its next value; `inner` averages what
+            ranks contribute.
         needs_shapes: the stage needs the shapes of parameters, and cannot work on a shard.
         shards: the nested stages work on shards of the bucket.
         needs_groups: the groups of a Comm that it uses: "flat"; or "intra" and "inter" (within and between nodes).
@@ -51,6 +53,7 @@ class Stage(Doors):
     keeps: ClassVar[bool] = False
     elementwise: ClassVar[Mapping[str, Carry]] = {}
     follows: ClassVar[tuple[str, ...]] = ()
+    anchored: ClassVar[bool] = False
     needs_shapes: ClassVar[bool] = False
     shards: ClassVar[bool] = False
     needs_groups: ClassVar[frozenset[str]] = frozenset({FLAT})

@@ -46,6 +46,7 @@ from ..arguments import Declared, Positive, checked
 from ..buckets import What, split
 from ..costs import Cost, Network, Place, Sizes, load_of, sizes_of
 from ..rules import Algorithm, Rule
+from ..schedules import BySpeed
 from ..stages import ErrorFeedback
 from ..stages.base import has_phases
 from .probing import Compute
@@ -182,7 +183,8 @@ def predict(
         """Return the exchanges of a rule per step. A free-running rule has less than one if its flights take time."""
         if each.rule.window != "free_running":
             return 1 / every_of(each.rule)
-        return step / (step + beside(each, 0.0) + each.rule.interval) if step else 1.0
+        often = step / (step + beside(each, 0.0) + each.rule.interval) if step else 1.0
+        return min(often, 1 / every_of(each.rule))
 
     def added(each: RuleCost) -> float:
         """Return the seconds that the flights of a rule add to a step, which takes `base` seconds without them."""
@@ -203,6 +205,8 @@ def predict(
 
 def every_of(rule: Rule) -> int:
     """Return the number of steps per exchange; raise a ValueError if a function tells when to exchange."""
+    if isinstance(rule.every, BySpeed):
+        return rule.every.most
     if not isinstance(rule.every, int):
         raise ValueError(f"every of {rule!r} is not a number; plan and tune with one, such as its mean")
     return rule.every

@@ -53,7 +53,7 @@ class Play:
         self.random, self.pick, self.lockstep = random.Random(seed), pick, lockstep
         self.actors, self.agreed, self.ended, self.back, self.acting = [], [], False, threading.Semaphore(0), None
         self.sums, self.launched, self.made = {}, [{} for _ in range(size)], [0] * size
-        self.free = [FreeRunner(Flights(self, r), Host(self, r, size)) for r in range(size)]
+        self.free = [FreeRunner([Flights(self, r)], Host(self, r, size)) for r in range(size)]
         self.training = [Actor(self, ("training", r), lambda r=r: self.train(r)) for r in range(size)]
 
     def train(self, rank):
@@ -99,7 +99,7 @@ class Flights:
         self.play.agreed.append(agreement.value.step)
         return agreement.value
 
-    def launch_all(self, step, keep, factor):
+    def launch_all(self, step, keep, share, source):
         self.play.launched[self.rank][self.round] = self.play.made[self.rank]
         flight = SimpleNamespace(flight=SimpleNamespace(done=self.arrived))
         self.air, self.round = {0: flight}, self.round + 1
@@ -116,26 +116,32 @@ class Host:
     """In the place of the channel of agreements: a thread for each, and all-reduces as late as the play has it."""
 
     def __init__(self, play, rank, size):
-        self.play, self.rank, self.comm, self.calls = play, rank, SimpleNamespace(size=size), 0
+        self.play, self.rank, self.comm, self.calls = play, rank, SimpleNamespace(size=size, rank=rank), 0
 
     def begin(self, label, work):
         agreement = SimpleNamespace(value=None)
 
         def agree():
-            agreement.value = work(SimpleNamespace(all_reduce=self.all_reduce))
+            agreement.value = work(SimpleNamespace(all_reduce=self.all_reduce, all_gather=self.all_gather))
 
         actor = Actor(self.play, ("agreeing", self.rank), agree)
         agreement.flight = SimpleNamespace(done=lambda: actor.over)
         return agreement
 
-    def all_reduce(self, x, op=dist.ReduceOp.SUM):
+    def of_all(self, x):
         self.calls += 1
         given = self.play.sums.setdefault(self.calls, {})
         self.play.park()
         given[self.rank] = x
         self.play.park(lambda: len(given) == self.comm.size)
-        rows = torch.stack(list(given.values()))
-        return rows.sum(0) if op == dist.ReduceOp.SUM else rows.amax(0)
+        return [given[rank] for rank in range(self.comm.size)]
+
+    def all_reduce(self, x, op):
+        assert op == dist.ReduceOp.MAX
+        return torch.stack(self.of_all(x)).amax(0)
+
+    def all_gather(self, x):
+        return torch.cat(self.of_all(x))
 
 
 def anybody(play, can):

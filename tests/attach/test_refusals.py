@@ -76,7 +76,7 @@ CASES = {
     "a free-running rule with another": (
         2,
         lambda bk, r: plain(bk.free_running(bk.stages.Mean()), bk.during_backward(bk.stages.Mean(), stop=3)),
-        "shares none",
+        "shares them only with free-running rules",
     ),
     "no rule": (2, lambda bk, r: plain(), "at least one algorithm"),
     "not a rule": (2, lambda bk, r: plain(bk.stages.Mean()), r"each of algorithms is a rule .* not Mean\(\)"),

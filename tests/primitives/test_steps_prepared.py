@@ -77,7 +77,7 @@ REFUSED = [
     (wrong(g=[None]), TypeError, "leave out parameters without a gradient"),
     (wrong(g=torch.ones(8)[::2]), TypeError, "has gaps"),
     (wrong(g=torch.ones(4).to_sparse()), TypeError, "to_dense"),
-    (wrong(v=torch.ones(5)), ValueError, r"v\[0\] has 5 values and its parameter 4"),
+    (wrong(v=torch.ones(5)), ValueError, r"v\[0\] has 5 values and that in p 4"),
     (wrong(g=[torch.ones(4)] * 2), ValueError, "g has 2 tensors for 1 parameters"),
     (wrong(g=torch.ones(4, device="meta")), ValueError, "on meta and its parameter on cpu"),
     (wrong(p=X, g=X), ValueError, r"share memory"),
