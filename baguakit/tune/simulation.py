@@ -277,7 +277,7 @@ def simulate(
             and machines are lost (which `bk.elastic` does not support), or its losses cannot be simulated.
     """
     kinds, rules = tuple(machines), lasting(algorithm.rules)
-    group = Group(kinds, lambda *there: pace(*there), max(rule.delay for rule in rules))
+    group = Group(kinds, lambda *there: pace(*there), max((rule.delay for rule in rules), default=0))
     if not kinds or not all(each.compute.seconds for each in kinds):
         raise ValueError(f"machines is a list of Machine, one or more, whose steps take time; not {kinds!r}")
     if any(isinstance(rule.stage, Hierarchical) for rule in rules) and (failures or any(each.mtbf for each in kinds)):

@@ -13,7 +13,9 @@ from bench.network.page import machine
 from bench.network.table import RESULTS, Table
 
 from . import __doc__ as about
-from .cells import ALGORITHMS, CALM, HANG, KILLS, SECONDS, TIMEOUT, cells
+from .cells import ALGORITHMS, CALM, HANG, HOSTS, KILLS, ONCE, SECONDS, TIMEOUT, cells
+from .simulated import simulated
+from .torchft_peer import NAME as TORCHFT
 
 PAGE, PICTURE = Path(__file__).parent / "README.md", RESULTS / "elastic.png"
 HEAD = """# Ranks that are killed and replaced
@@ -28,7 +30,8 @@ steps had {hosts} ranks. The second dip, 4 to 6 seconds after a kill, is a garba
 group: it frees the connections of that group, a few seconds after the change, and stops the rank's threads meanwhile.
 It takes that long because all hosts share two cores.
 """
-COLUMNS = ("", "kills", "goodput", "survivors", "newcomers", "bits of loss", "undisturbed", "replicas")
+BUSY = " The two cores did other work as well, so that the speed varied within a run."
+COLUMNS = ("", "kills", "goodput", "simulated", "survivors", "newcomers", "bits of loss", "undisturbed", "replicas")
 
 
 def write(table: Table) -> Path:
@@ -41,7 +44,9 @@ def write(table: Table) -> Path:
     for event in KILLS:
         rows = [row(table, cell) for cell in cells() if cell["event"] == event and cell in table]
         if rows:
-            parts.append(f"## {event.capitalize()}\n\nTimes are the median and the worst, in seconds.\n")
+            parts.append(
+                f"## {event.capitalize()}\n\nTimes are the median and the worst, in seconds.{BUSY * (event == ONCE)}\n"
+            )
             parts.append("\n".join([f"| {' | '.join(COLUMNS)} |", "|---" * len(COLUMNS) + "|", *rows, ""]))
     for cell, found in table:
         if cell["event"] == HANG:
@@ -60,8 +65,9 @@ def row(table: Table, cell: Mapping[str, Any]) -> str:
     """Return the row of a cell."""
     found, calm = table[cell], calm_of(table, cell)
     equal = next(each.equal for each in ALGORITHMS if each.algorithm == cell["algorithm"])
-    words = [f"`{cell['algorithm']}`", str(found["kills"])]
-    words.append(f"{goodput(found, cell['hosts']):.0%}")
+    where = f", {cell['rate'].replace('mbit', ' Mb/s').replace('gbit', ' Gb/s')}" * (cell["event"] == ONCE)
+    words = [f"`{cell['algorithm']}`{where}", str(found["kills"]), f"{goodput(found, cell['hosts']):.0%}"]
+    words.append("" if cell["algorithm"] == TORCHFT else f"{simulated(cell, undisturbed(found, cell['hosts'])):.0%}")
     words += [f"{found[f'{who}_median']:.1f}, {found[f'{who}_worst']:.1f}" for who in ("survivors", "newcomer")]
     same = calm is not None and cell["seconds"] == SECONDS
     words += [f"{found['loss']:.3f}", f"{calm['loss']:.3f}"] if calm and same else ["", ""]
@@ -77,11 +83,16 @@ def calm_of(table: Table, cell: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 def goodput(found: Mapping[str, Any], hosts: int) -> float:
     """Return the steps that were made ÷ those of as many undisturbed seconds of ranks, in the same run."""
+    return float(found["steps"] / found["rank_seconds"] / undisturbed(found, hosts))
+
+
+def undisturbed(found: Mapping[str, Any], hosts: int) -> float:
+    """Return the steps that a rank makes in a second without kills."""
     first, last = found["events"][0], found["events"][-1]
     again = math.ceil(last["at"] + max(last["survivors"], last["newcomer"])) + 1
     counts = found["steps_by_second"]
     calm = counts[1 : int(first["at"])] + counts[again:-1]  # the seconds at both ends are not whole
-    return float(found["steps"] / found["rank_seconds"] / (sum(calm) / len(calm) / hosts))
+    return sum(calm) / len(calm) / hosts
 
 
 def draw(table: Table) -> Figure:
@@ -108,6 +119,6 @@ def draw(table: Table) -> Figure:
 
 def full(table: Table) -> str:
     """Return a sentence about the number of ranks in the seconds in which steps were made."""
-    ranks = [n for cell, found in table if cell["event"] in KILLS for n in found["ranks_by_second"] if n is not None]
-    hosts = next(iter(cells()))["hosts"]
-    return DIPS.format(full=sum(n == hosts for n in ranks), seconds=len(ranks), hosts=hosts)
+    of_kills = [found for cell, found in table if cell["event"] in KILLS and cell["hosts"] == HOSTS]
+    ranks = [n for found in of_kills for n in found["ranks_by_second"] if n is not None]
+    return DIPS.format(full=sum(n == HOSTS for n in ranks), seconds=len(ranks), hosts=HOSTS)

@@ -104,6 +104,12 @@ def test_availability_of_independent_ranks(mtbf, away):
     assert found.goodput == pytest.approx(found.availability, rel=0.01)
 
 
+def test_rules_that_stop_leave_ranks_alone():
+    brief = bk.during_backward(bk.stages.Mean(), stop=100)
+    found = simulate(model(), brief, UNEQUAL, SLOW, [50.0], seconds=100.0, regroup=0.0)
+    assert found.tokens == pytest.approx(2 * 1000 + 500 + 250) and found.rounds >= 0
+
+
 def test_a_seed_gives_one_simulation():
     machines = [replace(each, mtbf=300.0, away=30.0) for each in UNEQUAL]
     runs = [simulate(model(), a.diloco(every=50), machines, SLOW, [7.0], seed=seed) for seed in (1, 1, 2)]
