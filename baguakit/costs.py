@@ -77,6 +77,7 @@ class Link(Declared):
 
     Attributes:
         part: "flat" for all ranks; with nodes also "intra" (the ranks of a node) and "inter" (one rank of each node).
+            For an exchange in one kernel its name follows, as in "flat: mean", and `exchange` is by bytes of values.
         flows: connections to each peer, as in `Comm(flows=…)`.
         ranks: the number of ranks that exchange on these links together.
         exchange: the `Line` of an exchange in which every rank sends one message to the next rank, and receives one.
@@ -209,6 +210,7 @@ class Network(Declared):
         for link in self.links:
             place: tuple[Any, ...] = link.part, link.flows, link.ranks
             lines = {"message": link.exchange, "all-reduce": link.all_reduce, "all-to-all": link.to_all}
+            lines = {"one kernel": link.exchange} if ":" in link.part else lines
             for name, line in lines.items():
                 busy = f"{line.busy / (line.beta or 1):.0%}"
                 shown.append(row(*place, name, f"{line.alpha * 1e6:.0f} µs", f"{line.rate / 1e6:.1f} MB/s", busy))
@@ -299,6 +301,12 @@ class Place(Declared):
         """Return the cost of `passes` copies of S bytes."""
         q = passes * S * self.network.copy
         return Cost(q, q)
+
+    @checked
+    def in_one_kernel(self, name: str, b: float, sent: float) -> Cost | None:
+        """Return the cost of an exchange of b bytes in one kernel, which sends `sent` bytes; None: not measured."""
+        lines = [link.exchange for link in self.network.links if link.part == f"{self.part}: {name}"]
+        return replace(exchange(lines[0], 1, b), sent=sent) if lines else None
 
     @checked
     def messages(self, k: Annotated[int, Range(0, MOST_RANKS)], b: float) -> Cost:

@@ -113,7 +113,7 @@ PARTS = (
     ),
     Part(
         "means",
-        "means in one kernel of two ranks that share a GPU are those over NCCL, on streams and in graphs",
+        "exchanges in one kernel of two ranks that share a GPU are those over NCCL, on streams and in graphs",
         120,
         (*PYTEST, "-m", "gpu", "tests/test_cuda_one_kernel.py"),
     ),

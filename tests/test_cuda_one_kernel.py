@@ -1,4 +1,4 @@
-"""Means in one kernel, of two ranks that share a GPU, equal those over NCCL.
+"""Exchanges in one kernel, of two ranks that share a GPU, equal those over NCCL.
 
 The functions that ranks run stand at the top of this file, so that they can be sent where cloudpickle is missing.
 """
@@ -60,6 +60,51 @@ def test_means_equal_those_over_nccl(codec):
     one_kernel = not getattr(codec, "stochastic", False)  # few values fly so even where the codec does not
     for equal, there in ranks(2, both_ways, codec, cuda=True):
         assert equal and (there or not one_kernel)
+
+
+def rows(x, codec, comm):
+    """Return what every exchange of rows makes of `x`, and the error of what is scattered."""
+    p, peer, even = bk.primitives, 1 - comm.rank, x[: len(x) // 2 * 2]
+    lost = torch.empty(len(even), dtype=torch.float32, device=x.device)
+    pairs = {"self_weight": 0.25, "src_weights": {peer: 0.75}, "dst_weights": {peer: 1.5}, "check": False}
+    shard = p.compressed_reduce_scatter(even, codec, comm, lost, average=True)
+    return (
+        p.compressed_all_gather(x, codec, comm), shard, lost, p.compressed_all_to_all(even, codec, comm),
+        p.neighbor_mean_(x.clone(), comm=comm, **pairs),
+    )  # fmt: skip
+
+
+def rows_both_ways(codec):
+    """Return whether all exchanges of rows are the same, with splits and in a graph as well, and how they flew."""
+    formats, equal, plain, kernels = [], [], bk.Comm(), bk.Comm(kernels=True)
+    noted = kernels.for_flight(0, None, 0, {}, formats)
+    for part in (9, 1000, 300_000):  # NCCL sends the last: there is no room for it
+        splits = [part, 2 * part] if plain.rank == 0 else [2 * part, part]  # the shorter one is this rank's own
+        x, exchange = values(3 * part, torch.float32), bk.primitives.compressed_all_to_all
+        found, wanted = (exchange(x, codec, each, splits, splits) for each in (noted, plain.at(0)))
+        equal.append(torch.equal(found, wanted))
+    for length in LENGTHS[2:]:
+        for dtype in DTYPES:
+            x = values(length, dtype)
+            found, wanted = (rows(x, codec, comm) for comm in (noted, plain.at(0)))
+            equal.append(all(torch.equal(a, b) for a, b in zip(found, wanted, strict=True)))
+    x, out, graph = values(5000, torch.float32), torch.zeros(10_000, device="cuda"), torch.cuda.CUDAGraph()
+    wanted = bk.primitives.compressed_all_gather(x, codec, plain.at(0))
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        bk.primitives.compressed_all_gather(x, codec, kernels, out)
+    for _ in range(3):
+        graph.replay()
+        rows(x, codec, kernels)  # between two replays
+        equal.append(torch.equal(out, wanted))
+    torch.cuda.synchronize()
+    kernels._node.close()
+    return all(equal), {str(each.reason) for each in formats if each.reason}
+
+
+@pytest.mark.parametrize("codec", [None, c.MinMaxUInt8(), c.UInt4(), c.BFloat16()], ids=repr)
+def test_exchanges_of_rows_equal_those_over_nccl(codec):
+    for equal, reasons in ranks(2, rows_both_ways, codec, cuda=True):
+        assert equal and "in one kernel" in reasons
 
 
 def on_streams():
@@ -141,4 +186,4 @@ def never_coming():
 
 def test_a_rank_that_does_not_come_is_named():
     said, nothing = ranks(2, never_coming, cuda=True)
-    assert "rank 1 has not come to a mean in one kernel within 1 s" in said and not nothing
+    assert "rank 1 has not come to an exchange in one kernel within 1 s" in said and not nothing

@@ -12,6 +12,7 @@ from training import batch, net, sgd
 
 import baguakit as bk
 from baguakit.comm.symmetric import CTAS, Space
+from baguakit.flights.runner import _measured, norm
 from baguakit.kernels import operators
 from baguakit.primitives import compressed, one_kernel
 
@@ -63,7 +64,7 @@ class Standing:
     def memory(self, x, needed):
         self.noted.append("mean")
         if self.fails and len(self.noted) > 2:  # not as it is attached
-            raise RuntimeError("rank 1 has not come to a mean in one kernel within 5 s")
+            raise RuntimeError("rank 1 has not come to an exchange in one kernel within 5 s")
         return without_memory()
 
     def __getattr__(self, name):
@@ -79,7 +80,7 @@ def trained(standing, steps=2):
     model, comm = net(), bk.Comm()
     optimizer = sgd(model.parameters())
     with (
-        patch.object(one_kernel.operators, "mean_in_one_kernel_", mean_over_gloo_),
+        patch.object(one_kernel.operators, "exchange_in_one_kernel_", mean_over_gloo_),
         bk.attach(model, optimizer, bk.algorithms.bytegrad(), comm=comm._with(_node=standing), timeout=5) as att,
     ):
         for step in range(steps):
@@ -112,7 +113,7 @@ def test_errors_of_compression_are_those_of_the_shards_that_are_sent():
                 model.weight.data.fill_(1.0)
                 rule = bk.during_backward(bk.stages.CompressedMean(bk.compressors.UInt4(block=64)))
                 with (
-                    patch.object(one_kernel.operators, "mean_in_one_kernel_", mean_over_gloo_),
+                    patch.object(one_kernel.operators, "exchange_in_one_kernel_", mean_over_gloo_),
                     patch.object(compressed, "ONE_HOP_VALUES", one_hop),
                     bk.attach(model, sgd(model.parameters()), rule, comm=bk.Comm()._with(_node=standing)) as att,
                 ):
@@ -129,12 +130,107 @@ def test_errors_of_compression_are_those_of_the_shards_that_are_sent():
 def test_a_flight_without_the_values_of_a_rank_raises_and_ends_the_waits():
     def run():
         standing = Standing(fails=True)
-        with pytest.raises(RuntimeError, match="rank 1 has not come to a mean in one kernel within 5 s"):
+        with pytest.raises(RuntimeError, match="rank 1 has not come to an exchange in one kernel within 5 s"):
             trained(standing)
         return standing.own.noted
 
     for noted in ranks(2, run):
         assert noted[:3] == ["mean"] * 3 and "stop" in noted and noted[-1] == "close"
+
+
+class Held:
+    """The memory of a node, which is there, and notes whether it is asked while a program is traced."""
+
+    part = "flat"
+
+    def __init__(self):
+        self.seen, self.space = [], without_memory()
+
+    @property
+    def for_neighbors(self):
+        return self
+
+    def memory(self, x, needed, differs=False):
+        self.seen.append(torch.compiler.is_compiling())
+        return self.space
+
+    def comm(self):
+        return object.__new__(bk.Comm)._with(group=None, rank=0, size=2, _flows={}, _node=self)
+
+
+def five_exchanges(comm):
+    """Return, by name, functions of a tensor (2 · k,): whether a CUDA graph can repeat them is in `REPEATED`."""
+    p, codec, pairs = (
+        bk.primitives,
+        bk.compressors.UInt4(),
+        {"self_weight": 0.5, "src_weights": {1: 0.5}, "dst_weights": [1], "check": False},
+    )
+    return {
+        "all-gather": lambda x: p.compressed_all_gather(x, None, comm),
+        "reduce-scatter": lambda x: p.compressed_reduce_scatter(x, codec, comm),
+        "all-to-all": lambda x: p.compressed_all_to_all(x, None, comm),
+        "splits": lambda x: p.compressed_all_to_all(x, None, comm, [len(x), 0], [len(x), 0]),
+        "weights": lambda x: p.neighbor_mean_(x.clone(), comm=comm, **pairs),
+    }
+
+
+def test_errors_of_compression_are_those_of_rows_that_are_sent(monkeypatch):
+    monkeypatch.setattr(one_kernel.operators, "exchange_in_one_kernel_", lambda *given: None)
+    p, codec, comm, x = bk.primitives, bk.compressors.UInt4(), Held().comm(), torch.linspace(-1, 2, 600)
+
+    def error(*rows):
+        lost = [torch.empty(row.shape) for row in rows]
+        for row, each in zip(rows, lost, strict=True):
+            codec.compress(row, each)
+        return [(norm(row), norm(each)) for row, each in zip(rows, lost, strict=True)]
+
+    for call, rows in (
+        (lambda c: p.compressed_all_gather(x, c, comm), [x.view(1, -1)]),
+        (lambda c: p.compressed_reduce_scatter(x, c, comm), [x.view(2, -1)]),
+        (lambda c: p.compressed_all_to_all(x, c, comm), [x.view(2, -1)]),
+        (lambda c: p.compressed_all_to_all(x, c, comm, [200, 0], [200, 400]), [x[200:].view(1, -1)]),
+    ):
+        tally = []
+        call(_measured(codec, tally))
+        assert tally == error(*rows)
+
+
+REPEATED = ("all-gather", "reduce-scatter", "all-to-all")
+
+
+def test_a_graph_that_would_repeat_splits_or_weights_is_refused(monkeypatch):
+    held, kinds = Held(), []
+    monkeypatch.setattr(one_kernel.operators, "exchange_in_one_kernel_", lambda *given: kinds.append(given[12]))
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    for capturing in (True, False):
+        monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda capturing=capturing: capturing)
+        for name, call in five_exchanges(held.comm()).items():
+            if name in REPEATED or not capturing:
+                call(torch.ones(600))
+                continue
+            with pytest.raises(RuntimeError, match="a CUDA graph would repeat the splits or weights of an exchange in"):
+                call(torch.ones(600))
+    rows = ["all_gather", "reduce_scatter", "all_to_all"]
+    assert kinds == [*rows, *rows, "all_to_all", "neighbor_mean_"]
+
+
+@pytest.mark.slow  # imports the compiler
+def test_compiled_exchanges_launch_as_others_do(monkeypatch):
+    held, kinds = Held(), []
+    kernels = SimpleNamespace(Memory=lambda *given: given, Wire=lambda *given, **named: named)
+    for kind in ("all_gather", "reduce_scatter", "all_to_all", "neighbor_mean_"):
+        kept = lambda *given, kind=kind: kinds.append(kind) or torch.ones(CTAS, dtype=torch.bool)  # noqa: E731
+        setattr(kernels, kind, kept)
+    monkeypatch.setattr(operators, "imported", lambda *name: kernels)
+    comm = held.comm()
+    for name, call in five_exchanges(comm).items():
+        for each in (call, torch.compile(call, backend="eager")):
+            kinds.clear()
+            each(torch.ones(600))
+            assert len(kinds) == 1, name
+        traced = make_fx(call)(torch.ones(600))
+        assert "baguakit.exchange_in_one_kernel_.default(" in traced.code, name
+    assert held.seen == [False] * 15
 
 
 def average_twice(x, comm):
@@ -156,4 +252,4 @@ def test_compiled_programs_launch_as_others_do(monkeypatch):
         assert torch.equal(call(x, comm), torch.full((5,), 21.0))
     assert seen == [False, {"dtype": torch.float32, "exact": True}] * 4
     traced = make_fx(lambda x: average_twice(x, comm))(x)
-    assert "baguakit.mean_in_one_kernel_.default(" in traced.code
+    assert "baguakit.exchange_in_one_kernel_.default(" in traced.code

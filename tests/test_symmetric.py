@@ -111,7 +111,8 @@ def refused(problem, **stands):
         memory = node()
         assert memory.grow(CPU, 1) is None and memory._most == {CPU: 0} and not pinned
         x = SimpleNamespace(is_cuda=True, device=CPU)
-        assert memory.memory(x, 1) is None  # nobody is asked again
+        with on_gpus():
+            assert memory.memory(x, 1) is None  # nobody is asked again
         assert left() == []
         assert [str(each.message) for each in said] == [problem] * (rank == 0)
 
@@ -203,7 +204,7 @@ def test_a_mean_without_the_values_of_a_rank_names_it():
     space = Words()
     space.check()
     space.control[2] = 1
-    with pytest.raises(RuntimeError, match="rank 6 has not come to a mean in one kernel within 5 s; the values"):
+    with pytest.raises(RuntimeError, match="rank 6 has not come to an exchange in one kernel within 5 s; its values"):
         space.check()
     space.stop()
     with pytest.raises(RuntimeError, match="aborted or closed"):
@@ -271,6 +272,33 @@ def test_memory_is_made_when_it_is_needed_and_never_in_a_capture():
         assert memory.memory(x, symmetric.MOST + 1) is None is memory.memory(torch.zeros(3), 100)
     with on_gpus(capturing=True):
         assert memory.memory(x, 100).captured
+
+
+def test_rows_that_differ_by_rank_have_room_for_twice_the_longest_of_the_first_exchange():
+    def run():
+        memory, rank = node(), dist.get_rank()
+        x = SimpleNamespace(is_cuda=True, device=CPU, numel=lambda: 5000)
+        with without_gpus(), on_gpus():
+            first = memory.memory(x, (1 + rank) * LEAST, True)
+            return first.half_bytes, memory.memory(x, (9 - rank) * LEAST, True) is first
+
+    assert ranks(3, run) == [(8 * LEAST, True)] * 3  # a power of two
+
+
+def test_neighbours_have_other_memory_which_ends_with_the_first():
+    def run():
+        memory = node()
+        with without_gpus() as pinned:
+            spaces = [each.grow(CPU, 1) for each in (memory, memory.for_neighbors)]
+            assert memory.all() == spaces and spaces[0].addresses.tolist() != spaces[1].addresses.tolist()
+            spaces[1].control[1] = 1
+            with pytest.raises(RuntimeError, match="rank 0 has not come"):
+                memory.check()
+            held = len(pinned)
+            memory.close()
+            return held, len(pinned), [int(each.control[0]) for each in spaces], left()
+
+    assert ranks(2, run) == [(2, 0, [1, 1], [])] * 2
 
 
 USED = ["set_group_info", "_register_process_group", "empty_strided_p2p", "rendezvous", "_unregister_process_group"]

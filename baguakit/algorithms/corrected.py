@@ -123,6 +123,7 @@ class ExactDiffusion(OnGraph):
     keeps: ClassVar[bool] = True
     copies: ClassVar[float] = 11
     exchanges: ClassVar[bool] = True
+    joint: ClassVar[bool] = False
     elementwise: ClassVar = {"c": "zero"}  # if the ranks change, Σ c is no longer 0
     needs = ("static", "symmetric", "doubly_stochastic")
     refusal = (

@@ -101,6 +101,7 @@ class PushSum(OnGraph):
 
     copies: ClassVar[float] = 6
     exchanges: ClassVar[bool] = True
+    joint: ClassVar[bool] = False
     elementwise: ClassVar = {"z": "keep"}
     follows: ClassVar[tuple[str, ...]] = ("z",)
     needs = ("column_stochastic",)

@@ -37,13 +37,13 @@ class Comm(Inner):
         flows: the number of connections to each peer, for networks that limit the bandwidth of one connection. Messages
             of 256 KiB or more on the CPU are divided among these connections; with a mesh, only messages between nodes.
             More than one flow makes new groups: then all members must construct this `Comm` together.
-        kernels: average CUDA tensors within a node in one kernel, through memory that all its ranks can reach: exact
-            means of fp32, bf16 and fp16, and compressed ones that do not round at random, with the same results. That
-            is for a group on one node or, with a mesh, for `intra`. `attach`, or the first mean, makes the memory, of
-            256 MiB a rank at most; NCCL sends what needs more, and everything if a rank cannot reach the memory of the
-            others, which a warning names. `Hierarchical` scatters and gathers by NCCL. A CUDA graph with such a mean
-            must not run beside other means of this `Comm`. Tests execute the kernel on CPUs, instruction by
-            instruction; no GPU has run it yet, so the default is False.
+        kernels: exchange CUDA tensors within a node in one kernel, through memory that all its ranks can reach: means,
+            all-gathers, reduce-scatters, all-to-alls and means of neighbours of fp32, bf16 and fp16, exact or packed
+            without random rounding, with the same results. That is for a group on one node or, with a mesh, for
+            `intra`. `attach`, or the first exchange, makes the memory, of 256 MiB a rank at most, and as much for
+            neighbours; NCCL sends what needs more, and everything if a rank cannot reach the memory of the others,
+            which a warning names. A CUDA graph with such an exchange must not run beside others of this `Comm`. Tests
+            execute the kernels on CPUs, instruction by instruction; no GPU has run them yet, so the default is False.
 
     Attributes:
         rank, size: the rank of this process in the group, and the number of ranks.
@@ -74,7 +74,7 @@ class Comm(Inner):
     _formats: list[SentFormat] | None = None  # of one flight, likewise
     _part: str = FLAT
     _rider: Rider | None = None  # flags that the first all-gather carries
-    _node: NodeMemory | None = None  # for means in one kernel
+    _node: NodeMemory | None = None  # for exchanges in one kernel
 
     def __post_init__(self) -> None:
         if self.group is None and not dist.is_initialized():

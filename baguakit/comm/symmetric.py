@@ -1,9 +1,9 @@
-"""The memory of a node, which all its ranks can reach, for means in one kernel.
+"""The memory of a node, which all its ranks can reach, for exchanges in one kernel.
 
 The memory of a rank has two halves, and behind them the words of signals: see `kernels/exchange/tiles_gpu.py`. All
-ranks make it together: in the first mean on a device, where NCCL would connect, or in `Comm.own`; and again where a
-mean needs more, since all ranks average as many values. Where a rank cannot, all release what they have, a warning says
-which rank and why, and NCCL sends instead.
+ranks make it together: in the first exchange on a device, where NCCL would connect, or in `Comm.own`; and again where
+one needs more, which all ranks know. Where a rank cannot, all release what they have, a warning says which rank and
+why, and NCCL sends instead.
 """
 
 import contextlib
@@ -12,16 +12,17 @@ import uuid
 import warnings
 import weakref
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from .blocks import Block, CannotReach, Facts, Steps, facts_of, on_devices, on_host, reaches_all, settle, together
-from .sending import FLAT, INTRA, backend_of, can_pin
+from .sending import FLAT, INTRA, backend_of, can_pin, gather_objects
 
-CTAS = 16  # of every mean: a small part of a GPU's processors, as backward runs beside it
-LEAST, MOST = 1 << 20, 1 << 27  # bytes of half a rank's memory; means that need more are left to NCCL
+CTAS = 16  # of every exchange: a small part of a GPU's processors, as backward runs beside it
+LEAST, MOST = 1 << 20, 1 << 27  # bytes of half a rank's memory; what needs more is left to NCCL
 
 
 @dataclass(eq=False)
@@ -37,7 +38,7 @@ class Space:
     names: list[int]  # of the ranks, in the whole Comm
     release: Any = field(init=False)  # called once: by `NodeMemory`, or when nothing refers to this any more
     captured: bool = False  # a CUDA graph has these addresses
-    _stream: Any = None  # that of the latest mean
+    _stream: Any = None  # that of the latest exchange
 
     def __post_init__(self) -> None:
         self._words = self.control.numpy()  # the host reads and writes them without a stream
@@ -49,22 +50,22 @@ class Space:
         return self
 
     def check(self) -> None:
-        """Raise a RuntimeError if a mean has gone without the values of a rank."""
+        """Raise a RuntimeError if an exchange has gone without the values of a rank."""
         if self._words.any():
             late = [name for name, word in zip(self.names, self._words[1:], strict=True) if word]
             if late and not self._words[0]:
                 raise RuntimeError(
-                    f"rank {late[0]} has not come to a mean in one kernel within {self.limit / 1e9:g} s; "
-                    "the values of that mean are NaN"
+                    f"rank {late[0]} has not come to an exchange in one kernel within {self.limit / 1e9:g} s; "
+                    "its values are NaN"
                 )
-            raise RuntimeError("this Comm was aborted or closed; it averages nothing in one kernel any more")
+            raise RuntimeError("this Comm was aborted or closed; it exchanges nothing in one kernel any more")
 
     def stop(self) -> None:
         """End the waits of kernels; their values become NaN."""
         self._words[0] = 1
 
     def follow(self, stream: Any, capturing: bool) -> None:
-        """Let the mean that `stream` gets next run after the latest one: two at once would use the same rows and words.
+        """Let what `stream` gets next run after the latest exchange: two at once would use the same rows and words.
 
         A captured graph runs after all that came before its capture, and must not wait for anything outside.
         """
@@ -83,27 +84,39 @@ class NodeMemory:
         self.group, self.part, self.rank = group, part, rank
         self.spaces: dict[torch.device, Space] = {}
         self._most: dict[torch.device, int] = {}  # bytes of a half, where a rank could not make more
+        self._agreed: dict[torch.device, int] = {}  # bytes of a half for exchanges whose rows differ by rank
         self._captured: list[Space] = []  # those that have become too small, and that graphs may use
 
-    def memory(self, x: Tensor, needed: int) -> Space | None:
-        """Return memory with halves of `needed` bytes for the mean of `x` that is launched next; None: NCCL sends it.
+    @cached_property
+    def for_neighbors(self) -> "NodeMemory":
+        """Other memory of the group: in exchanges between neighbours, a rank waits for these only."""
+        return NodeMemory(self.group, self.part, self.rank)
 
-        Collective. If larger memory must be made, the host waits for the device.
+    def memory(self, x: Tensor, needed: int, differs: bool = False) -> Space | None:
+        """Return memory with halves of `needed` bytes for the exchange of `x` that is launched next; None: use NCCL.
+
+        Collective. If larger memory must be made, the host waits for the device. With `differs`, `needed` is that of
+        this rank: the memory has room for twice what any rank needs in the first such exchange.
 
         Raises:
-            RuntimeError: larger memory is needed, and a CUDA graph is captured; or a rank did not come to a mean.
+            RuntimeError: larger memory is needed, and a CUDA graph is captured; or a rank did not come to an exchange.
         """
-        if not x.is_cuda or needed > self._most.get(x.device, MOST):
+        if not x.is_cuda:
             return None
         with torch.cuda.device(x.device):
+            if differs and x.device not in self._agreed:
+                self._agreed[x.device] = min(MOST, 2 * max(gather_objects(needed, self.group, False)))
+            needed = self._agreed[x.device] if differs else needed
+            if needed > self._most.get(x.device, MOST):
+                return None
             capturing, space = torch.cuda.is_current_stream_capturing(), self.spaces.get(x.device)
             if space is not None:
                 space.check()
             if space is None or needed > space.half_bytes:
                 if capturing:
                     raise RuntimeError(
-                        f"a mean of {x.numel():,} values in one kernel needs memory that cannot be made while a CUDA "
-                        "graph is captured; average as many values once before"
+                        f"an exchange of {x.numel():,} values in one kernel needs memory that cannot be made while a "
+                        "CUDA graph is captured; run it once before"
                     )
                 space = self.grow(x.device, needed)
             if space is not None:
@@ -138,10 +151,11 @@ class NodeMemory:
         return new
 
     def all(self) -> list[Space]:
-        return [*self.spaces.values(), *self._captured]
+        others = self.for_neighbors.all() if "for_neighbors" in vars(self) else ()
+        return [*self.spaces.values(), *self._captured, *others]
 
     def check(self) -> None:
-        """Raise a RuntimeError if a mean has gone without the values of a rank."""
+        """Raise a RuntimeError if an exchange has gone without the values of a rank."""
         for space in self.all():
             space.check()
 
@@ -158,7 +172,7 @@ class NodeMemory:
 
 
 def node_of(comm: Any) -> NodeMemory:
-    """Return the memory of this rank's node, which is made with the first mean.
+    """Return the memory of this rank's node, which is made with the first exchange.
 
     Raises:
         ValueError: the group sends no CUDA tensors by NCCL, or this torch is for AMD's GPUs.

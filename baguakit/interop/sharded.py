@@ -33,6 +33,7 @@ from ..compressors import Compressor
 from ..flights import Ledger
 from ..keeping import finite
 from ..primitives import compressed_all_gather, compressed_reduce_scatter
+from ..primitives.collectives import scattered_mean
 from ..report import Row, row_of
 from ..runtime.agreement import Setup, as_time, broadcast_tensors, fsdp_modules, named, plain_names, reshard
 from ..runtime.runtime import or_abandon
@@ -323,7 +324,7 @@ class AllGather(UnitCollective):
 def scatter(stage: Any, x: Tensor, state: State, comm: Comm) -> Tensor:
     """Average `x` (n,) over k ranks by the first half of `stage`; return this rank's shard (n / k,). k divides n."""
     if isinstance(stage, Mean):
-        return comm.reduce_scatter(x.mul_(1 / comm.size))
+        return scattered_mean(x, comm)
     if not isinstance(stage, ErrorFeedback):
         return compressed_reduce_scatter(x, stage.compressor, comm, average=True)
     (compressor,) = stage.inner.compressors()

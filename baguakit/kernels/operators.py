@@ -163,22 +163,31 @@ def reduce(
 
 
 @partial(
-    Operator, mutates={"x", "residual", "counters"},
-    fake=lambda x, residual, addresses, counters, *_: x.new_empty(len(counters), dtype=torch.bool),
+    Operator, mutates={"out", "residual", "counters"},
+    fake=lambda out, x, residual, addresses, counters, *_: out.new_empty(len(counters), dtype=torch.bool),
 )  # fmt: skip
-def mean_in_one_kernel_(
-    x: Tensor, residual: Tensor | None, addresses: Tensor, counters: Tensor, control: Tensor, rank: int,
-    half_bytes: int, limit: int, format: str, block: int, sent: torch.dtype | None, one_hop: bool,
+def exchange_in_one_kernel_(
+    out: Tensor, x: Tensor | None, residual: Tensor | None, addresses: Tensor, counters: Tensor, control: Tensor,
+    rank: int, half_bytes: int, limit: int, format: str, block: int, sent: torch.dtype | None, kind: str,
+    sends: Sequence[int], receives: Sequence[int], packed: Sequence[int], weights: Sequence[float], flag: bool,
 ) -> Tensor:  # fmt: skip
-    # Without a format, values are sent in the dtype `sent` or, for the exact mean, in that of x. The other arguments
-    # are those of `exchange.tiles_gpu.Memory`.
-    _check_apart(x, "values", residual, "residual")
-    increment_version([each for each in (x, residual) if each is not None])
-    home = imported(".exchange.mean_gpu", __package__)
-    memory = home.Memory(rank, len(addresses), addresses, counters, control, half_bytes, limit)
-    plain = home.Wire(None, dtype=sent or x.dtype, exact=sent is None)
+    # Values are sent in a format, or in the dtype `sent`, or exactly. `kind` is a function in `exchange`, whose `flag`
+    # is `one_hop`, `average` or `varies`; a mean overwrites `out`, and has no x. `packed` are the lengths of the parts
+    # that an all-to-all packs. The other arguments are those of `exchange.tiles_gpu.Memory`.
+    _check_apart(out if x is None else x, "values", residual, "residual")
+    increment_version([each for each in (out, residual) if each is not None])
+    home = imported(f".exchange.{'mean' if kind == 'mean_' else 'rows'}_gpu", __package__)
+    memory = home.Memory(
+        rank, len(addresses), addresses, counters, control, half_bytes, limit, kind == "neighbor_mean_"
+    )
+    plain = home.Wire(None, dtype=sent or out.dtype, exact=sent is None) if sent or out.is_floating_point() else None
     wire = home.Wire(FORMATS[format], block) if format else plain
-    ok: Tensor = home.mean_(memory, wire, x, residual, one_hop)
+    rounds = wire if format or sent else None
+    ok: Tensor = getattr(home, kind)(memory, *{
+        "mean_": (wire, out, residual, flag), "reduce_scatter": (wire, x, out, residual, flag),
+        "all_gather": (rounds, x, out), "all_to_all": (rounds, x, out, sends, receives, {*packed}.__contains__),
+        "neighbor_mean_": (wire, out, sends, receives, weights, flag),
+    }[kind])  # fmt: skip
     return ok
 
 

@@ -34,6 +34,7 @@ from ..comm.sending import check_peer
 from ..compressors import Compressor
 from ..compressors.base import check_dense, check_dtype
 from .compressed import ONE_HOP_BYTES, check_averageable, check_residual, compresses, on_flat, row_pieces
+from .one_kernel import rows_in_one_kernel, share_memory
 from .transports import bytes_for, gathered, scattered
 
 
@@ -58,10 +59,6 @@ def output(out: Tensor | None, x: Tensor, shape: Sequence[int]) -> Tensor:
     if out.numel() != values or out.dtype != x.dtype or out.device != x.device or not out.is_contiguous():
         raise ValueError(f"out is contiguous, of {values} values of {x.dtype} on {x.device}, not {describe(out)}")
     return out
-
-
-def share_memory(a: Tensor, b: Tensor) -> bool:
-    return max(a.data_ptr(), b.data_ptr()) < min(a.data_ptr() + a.nbytes, b.data_ptr() + b.nbytes)
 
 
 @torch.no_grad()
@@ -176,9 +173,11 @@ def compressed_all_gather(x: Tensor, compressor: Compressor | None, comm: Comm, 
     if not mine.numel():
         return result
     rows, codec = result.detach().view(n, -1), codec_of(result, compressor, comm, n)
-    if codec is None:
-        rows.copy_(comm.all_gather(mine).view(n, -1))
+    if rows_in_one_kernel(mine, codec, comm, rows.view(-1)):
         return result
+    if codec is None:
+        landed = comm.all_gather(mine)
+        return landed.view(result.shape) if out is None and n > 1 else result.copy_(landed.view(result.shape))
     parts = row_pieces(mine.numel(), n, comm._by_nccl(x.device))
     incoming = [bytes_for(n, part.stop - part.start, codec, x.device) for part in parts]
     packed = (codec._unchecked_compress(mine[part].view(1, -1), None, comm.key(i)) for i, part in enumerate(parts))
@@ -187,6 +186,13 @@ def compressed_all_gather(x: Tensor, compressor: Compressor | None, comm: Comm, 
         out_rows = rows[ranks, parts[i]]
         codec._unchecked_decompress(incoming[i][ranks], out_rows.shape[1], x.dtype, out_rows)
     return result
+
+
+def scattered_mean(x: Tensor, comm: Comm) -> Tensor:
+    """Return this rank's shard of the mean of the flat `x` (size · k,), which may be overwritten."""
+    shard = x.new_empty(x.numel() // comm.size)
+    one_kernel = rows_in_one_kernel(x, None, comm, shard, average=True, add=True)
+    return shard if one_kernel else comm.reduce_scatter(x.mul_(1 / comm.size))
 
 
 @torch.no_grad()
@@ -225,8 +231,10 @@ def compressed_reduce_scatter(
     if codec is None or compressor is None:
         if residual is not None:
             residual.zero_()
-        if values.numel():
+        if values.numel() and not rows_in_one_kernel(values, None, comm, shard, average=average, add=True):
             shard.copy_(values if n == 1 else comm.reduce_scatter(values * (1 / n) if average else values))
+        return result
+    if rows_in_one_kernel(values, codec, comm, shard, residual, average, add=True):
         return result
     rows, parts = values.view(n, -1), row_pieces(values.numel() // n, n, comm._by_nccl(x.device))
     lost = None if residual is None else residual.detach().view(n, -1)

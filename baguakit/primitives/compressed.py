@@ -15,7 +15,7 @@ from ..compressors.base import check_dense
 from ..compressors.formats import Blockwise
 from ..kernels import operators
 from ..lanes import Phases, whole
-from .one_kernel import SAID, mean_in_one_kernel_
+from .one_kernel import mean_in_one_kernel_
 from .transports import bytes_for, gathered, scattered, shared
 
 P = ParamSpec("P")
@@ -98,17 +98,9 @@ def mean_(x: Tensor, comm: Comm) -> Tensor:
         TypeError: a tensor is not floating, or is sparse.
     """
     check_comm(comm)
-    return _exact_mean_(x, comm)
-
-
-def _exact_mean_(x: Tensor, comm: Comm, asked: Compressor | None = None) -> Tensor:
-    """Average the flat `x`, for which the format `asked` was too long."""
-    if comm.size > 1:
-        one_hop = fits_one_hop(x.numel(), x.nbytes, comm.size)
-        if mean_in_one_kernel_(x, None, comm, None, one_hop) is None:
-            comm.all_reduce(x.mul_(1 / comm.size))
-        else:
-            comm.note(asked or x.dtype, x.dtype, SAID)
+    one_hop = fits_one_hop(x.numel(), x.nbytes, comm.size)
+    if comm.size > 1 and mean_in_one_kernel_(x, None, comm, None, one_hop) is None:
+        comm.all_reduce(x.mul_(1 / comm.size))
     return x
 
 
@@ -215,11 +207,10 @@ def mean_in_phases(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | 
     if not compresses(x, codec, comm, comm.size) or comm.size == 1:
         if residual is not None:
             residual.zero_()
-        _exact_mean_(x, comm, codec)
+        mean_(x, comm)
         return None
     one_hop = in_one_hop(x.numel(), codec, comm.size)
     if (good := mean_in_one_kernel_(x, codec, comm, residual, one_hop)) is not None:
-        comm.note(codec, codec, SAID)
         return good.all() if check else None
     if one_hop:
         _mean_of_rows(x, codec, comm, residual)

@@ -28,11 +28,11 @@ from ..arguments import describe, integer, message, several, tensor
 from ..comm import Comm, check_comm
 from ..compressors import Compressor
 from ..compressors.base import check_dense
-from .collectives import check_arguments, compressed_all_gather, compressed_reduce_scatter, output, share_memory
+from .collectives import check_arguments, compressed_all_gather, compressed_reduce_scatter, output
 from .compressed import compressed_mean_, fewer, pays, row_pieces
+from .one_kernel import ALL_TO_ALL, exchange, share_memory
 from .transports import bytes_for, exchanged, scattered
 
-Parts = Sequence[Tensor]
 Sizes = Sequence[int] | None
 
 
@@ -69,23 +69,35 @@ def compressed_all_to_all(
     if share_memory(result, values):
         raise ValueError("out shares memory with x: what arrives would overwrite what is still to be sent")
     landed, width = result.detach().view(-1), math.prod(x.shape[1:])
-    leaving, coming = (part.split([width * count for count in c]) for part, c in ((values, sends), (landed, receives)))
-    if n > 1:
-        alike = () if output_split_sizes is not None else (values.view(n, -1), landed.view(n, -1))
-        _exchange(leaving, coming, alike, compressor, comm)
-    coming[rank].copy_(leaving[rank])
+    there, here = ([width * count for count in each] for each in (sends, receives))
+    if n == 1 or not _exchange(values, landed, there, here, output_split_sizes is None, compressor, comm):
+        landed.split(here)[rank].copy_(values.split(there)[rank])
     return result
 
 
-def _exchange(leaving: Parts, coming: Parts, alike: Parts, compressor: Compressor | None, comm: Comm) -> None:
-    """Send each rank its part of `leaving`, and fill the parts of `coming`. This rank's own part may be overwritten.
+def _exchange(
+    x: Tensor, out: Tensor, sends: list[int], receives: list[int], alike: bool, compressor: Compressor | None,
+    comm: Comm,
+) -> bool:  # fmt: skip
+    """Send each rank its part of `x`, and fill the parts of `out`. Return whether this rank's own part is there, too.
 
-    If all parts have the same length, they are also the rows of the two tensors `alike`. Then few values are compressed
-    in one call, together with this rank's own part, because this is faster than a call for each part.
+    If all parts have the same length (`alike`), few values are compressed in one call, together with this rank's own
+    part, because this is faster than a call for each part.
     """
-    n, device, dtype = comm.size, leaving[0].device, leaving[0].dtype
+    n, device, dtype = comm.size, x.device, x.dtype
+    leaving, coming = x.split(sends), out.split(receives)
     peers = [rank for rank in range(n) if rank != comm.rank]
-    sent, heard = ({p: cut(parts[p], compressor, comm) for p in peers} for parts in (leaving, coming))
+
+    def packs(values: int) -> bool:
+        return compressor is not None and pays(values, x.itemsize, compressor, 1)
+
+    def cut(part: Tensor) -> list[tuple[Tensor, Compressor | None]]:
+        """Return (piece, its compressor or None) for each piece of a part. Sender and receiver compute the same."""
+        if not packs(part.numel()):
+            return [(part, None)] if part.numel() else []
+        return [(part[piece], compressor) for piece in row_pieces(part.numel(), n, comm._by_nccl(device))]
+
+    sent, heard = ({p: cut(parts[p]) for p in peers} for parts in (leaving, coming))
     pieces = [each for part in (*sent.values(), *heard.values()) for each in part]
     plain = [piece.numel() for piece, form in pieces if form is None]
     if compressor is not None and len(plain) < len(pieces):
@@ -93,13 +105,17 @@ def _exchange(leaving: Parts, coming: Parts, alike: Parts, compressor: Compresso
     if compressor is not None and plain:
         comm.note(compressor, dtype, fewer(max(plain), n))
     comm.agree_on_shares()
-    if compressor is not None and alike and not plain and len(pieces) == 2 * (n - 1):
-        rows, out = alike
+    found = exchange(ALL_TO_ALL, out, x, compressor, comm, sends, receives, alike=alike, packs=packs)
+    if found is not None:  # what has no room there is left
+        sent = {p: each for p, each in sent.items() if sends[p] in found[1]}
+        heard = {p: each for p, each in heard.items() if receives[p] in found[1]}
+    elif compressor is not None and alike and not plain and len(pieces) == 2 * (n - 1):
+        rows = x.view(n, -1)
         packed = bytes_for(n, rows.shape[1], compressor, device)
         codes = compressor._unchecked_compress
         for _ in scattered(comm, [packed], lambda i, ranks: codes(rows[ranks], None, comm.key(0))):
-            compressor._unchecked_decompress(packed, rows.shape[1], dtype, out)
-        return
+            compressor._unchecked_decompress(packed, rows.shape[1], dtype, out.view(n, -1))
+        return False
 
     def outgoing(p: int) -> Iterator[Tensor]:
         for i, (piece, form) in enumerate(sent[p]):
@@ -109,17 +125,11 @@ def _exchange(leaving: Parts, coming: Parts, alike: Parts, compressor: Compresso
         p: [piece if form is None else bytes_for(1, piece.numel(), form, device) for piece, form in part]
         for p, part in heard.items()
     }
-    for p, i in exchanged(comm, {p: outgoing(p) for p in peers}, incoming, device):
+    for p, i in exchanged(comm, {p: outgoing(p) for p in sent}, incoming, device):
         piece, form = heard[p][i]
         if form is not None:
             form._unchecked_decompress(incoming[p][i], piece.numel(), dtype, piece.view(1, -1))
-
-
-def cut(part: Tensor, compressor: Compressor | None, comm: Comm) -> list[tuple[Tensor, Compressor | None]]:
-    """Return (piece, its compressor or None) for each piece of a part. Sender and receiver compute the same."""
-    if compressor is None or not pays(part.numel(), part.itemsize, compressor, 1):
-        return [(part, None)] if part.numel() else []
-    return [(part[piece], compressor) for piece in row_pieces(part.numel(), comm.size, comm._by_nccl(part.device))]
+    return found is not None
 
 
 def splits_of(x: Tensor, output: Sizes, input: Sizes, comm: Comm) -> tuple[list[int], list[int]]:

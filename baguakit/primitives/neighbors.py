@@ -12,6 +12,7 @@ from ..kernels import operators as mixing_ops
 from ..topology import Chosen, Topology
 from ..topology.chosen import Choice, weights_in
 from .compressed import mean_, on_flat
+from .one_kernel import neighbor_mean_in_one_kernel_
 
 
 @on_flat
@@ -73,10 +74,13 @@ def neighbor_mean_(
         if not isinstance(topology, Chosen) and is_mean(topology, comm.size, round_of(topology, comm)):
             return mean_(x, comm)
         choice, targets = chosen_in(topology, comm, x.device)
-    factors = choice.factors or {}
-    sent = {w: x if w == 1 else x * w for w in {factors.get(peer, 1.0) for peer in targets}}
+    varies = topology is None or isinstance(topology, Chosen)
+    factors = {peer: (choice.factors or {}).get(peer, 1.0) for peer in targets}
+    if neighbor_mean_in_one_kernel_(x, choice.own, choice.sources, factors, comm, varies):
+        return x
+    sent = {w: x if w == 1 else x * w for w in {*factors.values()}}
     received = {peer: torch.empty_like(x) for peer in choice.sources}
-    comm.exchange_each({peer: sent[factors.get(peer, 1.0)] for peer in targets}, received, x.device)
+    comm.exchange_each({peer: sent[w] for peer, w in factors.items()}, received, x.device)
     return mixed(x, choice.own, choice.sources, received)
 
 

@@ -22,9 +22,11 @@ from ..comm.sending import CPU, is_staged
 from ..kernels import cpu
 from ..lanes import Lane, lane
 from ..monitor import Collective, Monitor, PeerError, end_with_process, store_gone, store_silent
+from ..primitives import compressed_all_gather, neighbor_mean_
+from ..primitives.collectives import scattered_mean
 from ..primitives.neighbors import is_mean, links
 from ..rules import Rule
-from ..stages import CompressedMean, Hierarchical, Mean, Stage
+from ..stages import CompressedMean, Hierarchical, Mean, NeighborMean, Stage
 from ..topology import Chosen, Topology
 from .agreement import AnySetup, agree, as_time, asked, beside, channel_of, on_mesh
 
@@ -315,7 +317,7 @@ def warm_up(stages: Sequence[Stage], tensors: Sequence[Tensor], channel: Channel
                 x = x if home == x.device else torch.empty((), dtype=x.dtype, device=home).expand(x.shape)
                 for each in stage.whole():
                     each.prepare(x, channel.comm)
-                    if node is not None and node.part == channel.comm._part and x.is_contiguous():  # a bucket
+                    if node is not None and x.is_contiguous():  # a bucket
                         channel.together("first means", partial(first_means, each, x))
         if any(topologies_of(each) for stage in stages for each in stage.whole()):
             x = tensors[0].new_zeros(1)
@@ -324,11 +326,20 @@ def warm_up(stages: Sequence[Stage], tensors: Sequence[Tensor], channel: Channel
 
 def first_means(stage: Stage, x: Tensor, comm: Comm) -> None:
     """Average zeros like `x`, so that no step waits for the memory and the compiler of one kernel. Collective."""
-    if type(stage) is Mean:
+    if type(stage) is Hierarchical:
+        zeros = x.new_zeros(x.numel() + -x.numel() % comm.intra.size)
+        compressed_all_gather(scattered_mean(zeros, comm.intra), None, comm.intra)
+    elif comm._node is None or comm._node.part != comm._part:
+        return
+    elif type(stage) is Mean:
         stage(torch.zeros_like(x), {}, comm)
     elif type(stage) is CompressedMean:
         for lost in (None, torch.zeros_like(x, dtype=torch.float32)):
             stage(torch.zeros_like(x), {}, comm, residual=lost)
+    elif type(stage) is NeighborMean:
+        for topology in topologies_of(stage):
+            for round in range(min(topology.period(comm.size), ROUNDS)):
+                neighbor_mean_(torch.zeros_like(x), topology, comm.at(round))
 
 
 def connect(stages: Iterable[Stage], x: Tensor, comm: Comm) -> None:

@@ -13,10 +13,11 @@ from ..buckets import Bucket
 from ..comm import INTER, INTRA, Comm
 from ..compressors import Compressor, MinMaxUInt8
 from ..compressors.base import check_dense
-from ..costs import Cost, Load, Place, degree, exchange, ring, rounds_of
+from ..costs import FP32, Cost, Load, Place, degree, exchange, ring, rounds_of
 from ..keeping import finite, room_for, update_if_finite_
 from ..lanes import Phases, temporaries, whole
-from ..primitives import compressed_mean_, mean_, neighbor_mean_, sparse_mean_
+from ..primitives import compressed_all_gather, compressed_mean_, mean_, neighbor_mean_, sparse_mean_
+from ..primitives.collectives import scattered_mean
 from ..primitives.compressed import in_one_hop, mean_in_phases, pays, pieces_of, sparse_mean_with_check_
 from ..primitives.neighbors import is_mean
 from ..topology import Topology
@@ -44,7 +45,8 @@ class Mean(Average):
         if place.ranks == 1:
             return Cost()
         n, S = place.ranks, load.size
-        return place.copies(1, S) + exchange(place.link.all_reduce, 2 * (n - 1), ring(n) * S)
+        apart = place.copies(1, S) + exchange(place.link.all_reduce, 2 * (n - 1), ring(n) * S)
+        return place.in_one_kernel("mean", S, ring(n) * S) or apart
 
 
 @dataclass(frozen=True, repr=False)
@@ -88,12 +90,13 @@ class CompressedMean(Average):
         n, N, c = place.ranks, load.values, self.compressor
         if n == 1 or not pays(N, load.value_bytes, c, n):
             return Mean().cost(load, place)
-        speed = place.network.codec(c)
-        if in_one_hop(N, c, n):
-            b, q = c.row_bytes(N), N * (speed.compress + n * speed.decompress)
-            return exchange(place.link.to_all, 1, (n - 1) * b, q)
-        b, q = c.row_bytes(-(-N // n)), N * (speed.compress + speed.reduce + speed.decompress)
-        return place.shards(b, q, pieces_of(N, place.gpu))
+        one_hop = in_one_hop(N, c, n)
+        b, speed = c.row_bytes(N if one_hop else -(-N // n)), place.network.codec(c)
+        if (joint := place.in_one_kernel(repr(c), FP32 * N, (1 if one_hop else 2) * (n - 1) * b)) is not None:
+            return joint
+        if one_hop:
+            return exchange(place.link.to_all, 1, (n - 1) * b, N * (speed.compress + n * speed.decompress))
+        return place.shards(b, N * (speed.compress + speed.reduce + speed.decompress), pieces_of(N, place.gpu))
 
 
 @dataclass(frozen=True, repr=False)
@@ -128,6 +131,7 @@ class OnGraph(Declared, Stage):
     topology: Topology
     copies: ClassVar[float] = 0  # of fp32 values, which take as long as its arithmetic beside the mean
     exchanges: ClassVar[bool] = False  # in rounds that are the exact mean as well
+    joint: ClassVar[bool] = True  # by `neighbor_mean_`, which may go in one kernel
     needs: ClassVar[tuple[str, ...]] = ()  # methods of the topology
     refusal: ClassVar[str] = ""  # of a {topology} for {n} ranks that has them not, by this {stage}
 
@@ -152,7 +156,8 @@ class OnGraph(Declared, Stage):
                 total += Mean().cost(wide, place)
             else:
                 k = degree(t, n, round)
-                total += place.messages(k, S) + place.copies((k + 2) / 2, S)
+                apart = place.messages(k, S) + place.copies((k + 2) / 2, S)
+                total += (self.joint and place.in_one_kernel("neighbors", k * S, k * S)) or apart
         mean = Cost(*(each / len(rounds) for each in (total.seconds, total.busy, total.sent)))
         return mean + place.copies(self.copies, S)
 
@@ -242,11 +247,13 @@ class Hierarchical(Around):
         intra = comm.intra
         if intra.size == 1:
             return self.inner(x, state["inner"], comm.inter)
-        shard = intra.reduce_scatter(_padded(x.mul_(1 / intra.size), intra.size))
+        shard = scattered_mean(_padded(x, intra.size), intra)
         yield shard, state["inner"]
         mean = self.inner(shard, state["inner"], comm.inter)
         yield mean, state["inner"]
-        return x.copy_(intra.all_gather(mean)[: x.numel()])
+        fits = x.numel() == intra.size * mean.numel() and x.dtype == mean.dtype and x.is_contiguous()
+        whole = compressed_all_gather(mean, None, intra, x if fits else None)
+        return x if fits else x.copy_(whole[: x.numel()])
 
     def cost(self, load: Load, place: Place) -> Cost:
         """Return the cost of scattering and gathering shards in a node, plus the cost of `inner` on a second lane."""
@@ -255,7 +262,9 @@ class Hierarchical(Around):
         shard = Load(-(-load.values // L), load.value_bytes)
         if L == 1:
             return place.copies(1, load.size) + self.inner.cost(shard, between)
-        within = exchange(inside.link.exchange, 2 * (L - 1), 2 * (L - 1) * shard.size)
+        sent = 2 * (L - 1) * shard.size
+        joint = inside.in_one_kernel("shards", load.size, sent)
+        within = joint or exchange(inside.link.exchange, 2 * (L - 1), sent)
         beside = self.inner.cost(shard, between)
         return within + place.copies(3, load.size) + replace(beside, beside=beside.seconds, beside_busy=beside.busy)
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from itertools import accumulate, combinations
 from statistics import median
 from typing import Annotated, Any
@@ -26,7 +27,11 @@ from ..comm.own import SMALLEST
 from ..compressors import Compressor, MinMaxUInt8
 from ..costs import Codec, Line, Link, Network, ring
 from ..lanes import between, lane, moment
+from ..primitives import compressed_all_gather, compressed_mean_, mean_, neighbor_mean_
+from ..primitives.collectives import scattered_mean
+from ..primitives.one_kernel import known
 from ..primitives.transports import scattered
+from ..topology import OnePeerExponential
 
 SIZES = tuple(1 << power for power in range(10, 27, 2))  # bytes: 1 KiB to 64 MiB
 LEAST = 3  # sizes that are measured however long they take; 2 with several flows
@@ -123,14 +128,16 @@ def probe(
     name = comm.broadcast_object(uuid.uuid4().hex)
     mine, stretch = machine(comm, there, compressors)
     parts = ("flat", "intra", "inter") if comm.hierarchical else ("flat",)
-    share = seconds / max(1, 3 * (len(parts) + len(counts) - (1 in counts)))
+    joint = 0 if comm._node is None else 3 + len(compressors)
+    share = seconds / max(1, 3 * (len(parts) + len(counts) - (1 in counts)) + joint)
     links: list[Link] = []
     for count in counts if comm.size > 1 else ():
         own = comm.own(f"probe/{name}/{count}", TIMEOUT, there, count)
         try:
             for part in parts if count == 1 else parts[-1:]:  # between nodes, if there are any, messages are divided
                 group = own if part == "flat" else getattr(own, part)
-                links.append(link_of(part, count, group, comm, there, stretch, share))
+                for name, send in {part: None, **in_one_kernel(part, group, compressors)}.items():
+                    links.append(link_of(name, count, group, comm, there, stretch, share, send))
         except BaseException:
             abort_all(own.groups())
             raise
@@ -208,10 +215,29 @@ def machine(comm: Comm, device: torch.device, compressors: Sequence[Compressor])
     return found, 0.0 if device.type == "cuda" else max(1.0, one / max(1e-9, had))
 
 
-def link_of(part: str, flows: int, there: Comm, comm: Comm, device: torch.device, stretch: float, share: float) -> Link:
+def in_one_kernel(part: str, there: Comm, compressors: Sequence[Compressor]) -> dict[str, Callable[[Tensor], object]]:
+    """Return what of a `Comm` goes in one kernel, by the part of a `Link`: functions of fp32 values."""
+    if there._node is None or there._node.part != there._part or there.size == 1:
+        return {}
+    n, pairs = there.size, (OnePeerExponential(), there._with(_round=0))
+
+    def shards(x: Tensor) -> Tensor:
+        return compressed_all_gather(scattered_mean(x[: len(x) // n * n], there), None, there)
+
+    found: dict[str, Callable[[Tensor], object]] = {f"{part}: shards": shards}
+    found |= {f"{part}: mean": partial(mean_, comm=there), f"{part}: neighbors": lambda x: neighbor_mean_(x, *pairs)}
+    packed = {f"{part}: {c!r}": c for c in compressors if c.dense and known(c)}
+    return found | {name: partial(compressed_mean_, compressor=c, comm=there) for name, c in packed.items()}
+
+
+def link_of(
+    part: str, flows: int, there: Comm, comm: Comm, device: torch.device, stretch: float, share: float,
+    send: Callable[[Tensor], object] | None = None,
+) -> Link:  # fmt: skip
     """Return the `Link` of one class of links, measured by exchanges over `flows` flows in the group `there`.
 
     All ranks of `comm` agree on the times. `stretch` is that of `machine`; a series of messages may take `share` s.
+    With `send`, a function of values, its line is that of `exchange`.
     """
     n, r = there.size, there.rank
     if n == 1:
@@ -273,6 +299,9 @@ def link_of(part: str, flows: int, there: Comm, comm: Comm, device: torch.device
         deque(scattered(there, [incoming], lambda _, ranks: rows[ranks]), 0)
         return (n - 1) * size
 
+    if send is not None:
+        line = series(lambda b: (send(buffer[: b // 4]), b)[1])
+        return Link(part, flows, n, line, line)
     messages, reductions = series(exchange), series(reduce)
     alpha, beta = reductions.alpha / (2 * (n - 1)), reductions.beta / ring(n)
     around = Line(alpha, beta, min(beta, reductions.busy))

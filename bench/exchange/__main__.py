@@ -11,7 +11,9 @@ from . import counting, page
 
 def main(words: Sequence[str] | None = None) -> int:
     """Count what was asked for, and write the page."""
-    parser = argparse.ArgumentParser(prog="python -m bench.exchange", description="Means in one kernel, predicted.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.exchange", description="Exchanges in one kernel, counted and predicted."
+    )
     parser.add_argument(
         "what", choices=("count", "page"), help="execute the kernels and write the page, or the page alone"
     )

@@ -41,6 +41,7 @@ CODECS: dict[str, Compressor | None] = {
 } | {"exact": None}
 RANKS = (2, 4, 8)
 FLIGHTS = [f"bytegrad{lost}{how}" for lost in ("", ", error feedback") for how in ("", ", in one kernel")]
+FLIGHTS += [f"five exchanges of rows{form}, in one kernel each" for form in ("", " in four bits")]
 LINE = 128
 ADDRESS_BITS = 48
 ADDRESS = (1 << ADDRESS_BITS) - 1

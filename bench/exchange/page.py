@@ -19,10 +19,33 @@ RESULTS = Path(__file__).parents[1] / "results"
 COUNTS = RESULTS / "exchange-counts.jsonl"
 SIZES = (1, 16, 64)  # MiB of fp32
 SOME = (8, 16, 32)  # CTAs
-HEAD = """# Means in one kernel, predicted
+HEAD = """# Exchanges in one kernel
 
 This page is written by `python -m bench.exchange` from the lines of JSON in `bench/results/`; do not edit it.
 
+"""
+WHICH = """## What goes in one kernel
+
+With `bk.Comm(kernels=True)`, on NVIDIA's GPUs of one node, or between those of each node with a mesh:
+
+| | exact: fp32, bf16, fp16 | packed by `MinMaxUInt8`, `UInt4`, `UInt2`, `Sign`, `Float8`, or cast |
+|---|---|---|
+| `mean_`, `compressed_mean_`, and stages of them | added in fp32, in the order of ranks | in one or two hops |
+| `compressed_all_gather` | fp64, too: byte for byte | yes |
+| `compressed_reduce_scatter` | added in fp32, in the order of ranks | yes, with `residual` |
+| `compressed_all_to_all`, also with splits | fp64, too: byte for byte | yes |
+| `neighbor_mean_`, and stages of it | in memory of its own: ranks wait for their neighbours only | |
+| `Hierarchical`, to scatter and to gather in each node | as above | |
+
+Results are those over NCCL, but for exact sums, which NCCL adds in another order and in the dtype of the values.
+`report()` says "in one kernel". All else goes over NCCL: formats that round at random, sparse and low-rank ones, your
+own; sums of fp64; messages of `push_sum`, `exact_diffusion` and compressed gossip; and what needs more memory.
+
+* With splits, no rank knows how long the others' parts are. So the first such all-to-all asks all ranks, and makes room
+  for twice the longest part. A longer part is left to NCCL by the two ranks that send and receive it.
+* A CUDA graph repeats an exchange, with the same neighbours and weights. It would repeat splits, and weights that a
+  call names itself, too, though they may vary: capturing such a call is refused.
+* `bk.tune.probe` runs means, shards and a round of neighbours in one kernel, and `plan` costs them by their own lines.
 """
 COUNTED = """## Counted by the executor
 
@@ -33,7 +56,9 @@ full they are: rows begin at multiples of 16 bytes, where a store of 128 bytes i
 four bytes; each warp writes it. Without peer access all memory is on the host:
 *to* and *from the host* are the bytes that a rank stores there and loads from there.
 
-A mean is one launch. A flight, without the flags of an attached model, launches (operators are those of torch):
+A mean is one launch, and so is any other exchange. A flight, without the flags of an attached model, launches the
+following. Operators are those of torch. The five exchanges are an all-gather, a reduce-scatter, an all-to-all of equal
+parts, one with splits, and a mean of neighbours; their operators make tensors and, for splits, a table.
 
     {flights}
 """
@@ -78,7 +103,7 @@ def write(counts: Path = COUNTS, page: Path = PAGE) -> Path:
         f"{case}: {', '.join(f'{n} {name if n != 1 else name[:-1]}' for name, n in each.items())}"
         for case, each in launched.items()
     )
-    parts = [HEAD + str(about).partition("\n\n")[2], COUNTED.format(flights=said), counted(rows)]
+    parts = [HEAD + str(about).partition("\n\n")[2], WHICH, COUNTED.format(flights=said), counted(rows)]
     parts.append(PREDICTED.format(gpus=GPUS, ctas=CTAS))
     for bus in BUSES:
         parts += [f"### {bus.name}\n", predicted(rows, kernels, bus), faster(rows, kernels, bus) + "\n"]

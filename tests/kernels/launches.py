@@ -137,7 +137,8 @@ def in_rows(kind, wire_of, dtype, length=LENGTH):
         [lost] = values(torch.float32, length=3 * length)
         rows_launch.reduce_scatter(memory(), wire, x, out[:length], None if wire.exact else lost, average=True)
     elif kind == "neighbours" and wire.exact:
-        rows_launch.neighbor_mean_(memory(neighbors=True), x[:length], 0.5, {0: 0.25, 2: 0.25}, {0: 1.0})
+        there, here, weights = [length, 0, 0], [length] * 3, [0.25, 0.5, 0.25, 1.0, 1.0, 1.0]
+        rows_launch.neighbor_mean_(memory(neighbors=True), wire, x[:length], there, here, weights)
     elif kind == "all-gather":
         rows_launch.all_gather(memory(), None if wire.exact else wire, x[:length], out)
     elif kind == "all-to-all":

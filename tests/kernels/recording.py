@@ -60,12 +60,14 @@ def recording(ranks=RANKS):
     driver.set_active(AbsentGPU(GPUTarget("cuda", 90, 32), lambda *launch: LAUNCHED.append(launch)))
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=ranks)
     torch.Tensor.is_cuda = True  # hides the property of torch's own class
+    capturing, torch.cuda.is_current_stream_capturing = torch.cuda.is_current_stream_capturing, lambda: False
     by_nccl, bk.Comm._by_nccl = bk.Comm._by_nccl, lambda self, device: True
     try:
         yield
     finally:
         bk.Comm._by_nccl = by_nccl
         del torch.Tensor.is_cuda
+        torch.cuda.is_current_stream_capturing = capturing
         dist.destroy_process_group()
 
 
@@ -79,8 +81,8 @@ def bytegrad(values=VALUES, **options):
     return lambda: rule.stage(x, state, comm.at(0))
 
 
-def in_one_kernel(**options):
-    """The same where the ranks are on one node, and have memory that all reach."""
+def on_one_node():
+    """A Comm whose ranks are on one node, and have memory that all reach."""
     from baguakit.kernels.exchange.tiles_gpu import Memory
 
     words = torch.zeros(16, dtype=torch.int32)
@@ -89,13 +91,34 @@ def in_one_kernel(**options):
     class Node:
         part = "flat"
 
-        def memory(self, x, needed):
+        def memory(self, x, needed, differs=False):
             return memory
 
-    comm, rule, x = bk.Comm(), bk.algorithms.bytegrad(**options), torch.zeros(VALUES)
+        @property
+        def for_neighbors(self):
+            return self
+
+    comm = bk.Comm()
     vars(comm)["_node"] = Node()
+    return comm
+
+
+def in_one_kernel(**options):
+    comm, rule, x = on_one_node(), bk.algorithms.bytegrad(**options), torch.zeros(VALUES)
     state = rule.stage.init(bk.Bucket([x]), comm)
     return lambda: rule.stage(x, state, comm.at(0))
+
+
+def rows(comm, codec=None):
+    """The exchanges of rows, one after another: gathered, scattered, to all, to all by splits, and of neighbours."""
+    x, few = torch.zeros(RANKS * 4096), [4096, 0, 8192, 4096]
+    out, lost = torch.zeros(RANKS * len(x)), None if codec is None else torch.zeros(len(x))
+    p, ring = bk.primitives, bk.topology.Ring()
+    return lambda: (
+        p.compressed_all_gather(x, codec, comm, out), p.compressed_reduce_scatter(x, codec, comm, lost, True),
+        p.compressed_all_to_all(x, codec, comm), p.compressed_all_to_all(x, codec, comm, few, few),
+        p.neighbor_mean_(x, ring, comm),
+    )  # fmt: skip
 
 
 def power_sgd(layers):
@@ -124,6 +147,8 @@ CASES = {
     "bytegrad, error feedback": lambda: bytegrad(error_feedback=True),
     "bytegrad, in one kernel": in_one_kernel,
     "bytegrad, error feedback, in one kernel": lambda: in_one_kernel(error_feedback=True),
+    "five exchanges of rows, in one kernel each": lambda: rows(on_one_node()),
+    "five exchanges of rows in four bits, in one kernel each": lambda: rows(on_one_node(), bk.compressors.UInt4()),
     "bytegrad, 100 MiB": lambda: bytegrad(4 * VALUES),
     "bytegrad, no whole tiles": lambda: bytegrad(VALUES + 64 * RANKS),
     "codec": codec,

@@ -202,7 +202,12 @@ class NeighborMean(Exchange):
         return 0.3 - rank, {peer: (peer + 2) / 7 for peer in hears}, heard
 
     def launch(self, memory, x, results, kernels):
-        return kernels.neighbor_mean_(memory, *results, *self.links(memory.rank))
+        own, sources, targets = self.links(memory.rank)
+        heard, [x], ranks = {**sources, memory.rank: own}, results, range(self.ranks)
+        there, here = ([len(x) * (peer in met) for peer in ranks] for met in (targets, heard))
+        weights = [heard.get(peer, 0.0) for peer in ranks] + [targets.get(peer, 1.0) for peer in ranks]
+        wire = Wire(None, dtype=self.dtype, exact=True)
+        return kernels.neighbor_mean_(memory, wire, x, there, here, weights)
 
     def definition(self, rank):
         own, sources, _ = self.links(rank)
@@ -239,11 +244,13 @@ class Place(Node):
         """Launch a rank's part of an exchange; return which CTAs say that they heard all."""
         rotation.signs_of.cache_clear()  # the signs and tables are in the memory of each rank
         self.kernels._table.cache_clear()
+        return exchange.launch(self.memory(rank), x, results, self.kernels)
+
+    def memory(self, rank: int) -> Memory:
         addresses = torch.tensor([each.data_ptr() for each in self.whole])
-        memory = self.kernels.Memory(
+        return self.kernels.Memory(
             rank, self.ranks, addresses, self.counters[rank], self.control[rank], self.half, self.limit, self.neighbors
         )
-        return exchange.launch(memory, x, results, self.kernels)
 
 
 def run(

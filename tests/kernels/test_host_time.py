@@ -18,6 +18,8 @@ from baguakit.kernels import operators
 HERE = Path(__file__).parent
 CASES = ("bytegrad", "bytegrad, error feedback", "bytegrad, 100 MiB", "bytegrad, no whole tiles")
 CASES += ("bytegrad, in one kernel", "bytegrad, error feedback, in one kernel")
+CASES += ("five exchanges of rows, in one kernel each", "five exchanges of rows in four bits, in one kernel each")
+NOTHING = ("new_empty", "split_with_sizes", "to", "lift_fresh", "detach_")
 CASES += ("power_sgd, 1 layer", "power_sgd, 3 layers")
 every = pytest.mark.parametrize("name", NAMES)
 
@@ -47,6 +49,17 @@ def test_a_bucket_of_25_mib_is_three_launches_and_two_collectives(case):
 def test_within_a_node_a_bucket_is_one_launch_and_no_collective(case):
     facts = recorded()[case]
     assert (facts["launches"], facts["collectives"]) == ([["mean_kernel", 16]], [])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "case", ["five exchanges of rows, in one kernel each", "five exchanges of rows in four bits, in one kernel each"]
+)
+def test_within_a_node_an_exchange_of_rows_is_one_launch_and_no_collective(case):
+    """Beside it torch only makes and views tensors, and a table of splits, which may be others in each call."""
+    facts = recorded()[case]
+    assert (facts["launches"], facts["collectives"]) == ([["rows_kernel", 16]] * 5, [])
+    assert {*facts["ops"]} <= {f"aten::{name}" for name in NOTHING}, facts["ops"]
 
 
 @pytest.mark.slow

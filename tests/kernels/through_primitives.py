@@ -1,10 +1,12 @@
 """Primitives whose means go in one kernel, executed as PTX, and the same primitives over collectives as NCCL's."""
 
 import threading
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from exchanges import Mean, Node
+from row_exchanges import AllGather, AllToAll, Exchange, Place, ReduceScatter
 
 import baguakit as bk
 from baguakit.kernels import rotation
@@ -26,13 +28,15 @@ def average(mean: Mean, comm: bk.Comm, x: torch.Tensor, residual: torch.Tensor |
 class HeldMemory:
     """The memory of a node, which is there."""
 
-    part = "flat"
+    def __init__(self, memory: Memory, part: str = "flat") -> None:
+        self.held, self.part = memory, part
 
-    def __init__(self, memory: Memory) -> None:
-        self.held = memory
+    @property
+    def for_neighbors(self) -> "HeldMemory":
+        return self
 
-    def memory(self, x: torch.Tensor, needed: int) -> Memory:
-        assert needed <= self.held.half_bytes
+    def memory(self, x: torch.Tensor, needed: int, differs: bool = False) -> Memory:
+        assert differs or needed <= self.held.half_bytes
         return self.held
 
 
@@ -49,6 +53,40 @@ class Primitives(Node):
         memory = Memory(rank, self.ranks, addresses, self.counters[rank], self.control[rank], self.half, self.limit)
         noted = {"_formats": self.formats[rank], "_sent": self.sent[rank]}
         average(mean, comm_of(bk.Comm, rank, self.ranks, _node=HeldMemory(memory), **noted), x, residual)
+
+
+class Rows(Place):
+    """Memory of ranks whose exchanges primitives launch; what they note and send is there as well."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self.formats, self.sent = ([kind() for _ in range(self.ranks)] for kind in (list, dict))
+
+    def begin(self, rank: int, exchange: Exchange, x: torch.Tensor, results: Sequence[torch.Tensor]) -> torch.Tensor:
+        rotation.signs_of.cache_clear()  # the signs and tables are in the memory of each rank
+        self.kernels._table.cache_clear()
+        memory = HeldMemory(self.memory(rank))
+        noted = {"_formats": self.formats[rank], "_sent": self.sent[rank]}
+        by_primitive(exchange, comm_of(bk.Comm, rank, self.ranks, _node=memory, **noted), x, results)
+        return memory.held.control[:1] == 0
+
+
+def by_primitive(exchange: Exchange, comm: bk.Comm, x: torch.Tensor, results: Sequence[torch.Tensor]) -> None:
+    """Store the results of a rank."""
+    if isinstance(exchange, AllGather):
+        bk.primitives.compressed_all_gather(x, exchange.codec, comm, *results)
+    elif isinstance(exchange, ReduceScatter):
+        out, lost = (*results, None)[:2]
+        bk.primitives.compressed_reduce_scatter(x, exchange.codec, comm, lost, exchange.average, out)
+    elif isinstance(exchange, AllToAll):
+        splits = exchange.receives(comm.rank), exchange.splits[comm.rank]
+        bk.primitives.compressed_all_to_all(x, exchange.codec, comm, *splits, *results)
+    elif exchange.edges is None:
+        bk.primitives.neighbor_mean_(*results, exchange.topology, comm._with(_round=exchange.round))
+    else:
+        own, sources, targets = exchange.links(comm.rank)
+        given = {"self_weight": own, "src_weights": sources, "dst_weights": targets, "check": False}
+        bk.primitives.neighbor_mean_(*results, comm=comm, **given)
 
 
 class Threads(bk.Comm):

@@ -23,8 +23,8 @@ kind or too small, and returns of each CTA whether it heard all ranks that it wa
 not, the result is NaN, or −1 in integers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 from math import gcd
 from typing import Any
 
@@ -199,13 +199,9 @@ def rows_kernel(
 
 
 def all_gather(memory: Memory, wire: Wire | None, x: Tensor, out: Tensor) -> Tensor:
-    """Store the values of all ranks in `out`, in the order of ranks.
+    """Store the values of all ranks in `out`, in the order of ranks, as decoded from the `wire`; None: exact bytes.
 
-    Args:
-        memory: with room for a row of `x` of each rank in a half.
-        wire: equal on all ranks; the values of `out` are decoded from it, also this rank's. None: bytes as they are.
-        x: contiguous, of equal length on all ranks; apart from `out`, or this rank's part of it.
-        out: contiguous, in the dtype of `x`.
+    `x`, of equal length on all ranks, is apart from `out`, or this rank's part of it; both are contiguous.
     """
     wire, x, out, _ = _as_sent(wire, x, out)
     part, ranks = (0, len(x), wire.arguments(len(x), x.device)[2]), memory.ranks
@@ -219,13 +215,9 @@ def reduce_scatter(
 ) -> Tensor:
     """Store in `out` this rank's shard of the sum of `x` over all ranks, or of their mean.
 
-    Args:
-        memory: with room for a row of a shard of each rank in a half.
-        wire: equal on all ranks; an exact one sends the dtype of `x`.
-        x: contiguous, of equal length on all ranks, a multiple of the number of ranks.
-        out: contiguous, in the dtype of `x`, of a shard's length; apart from `x`, or this rank's shard of it.
-        residual: fp32, contiguous, as long as `x`; overwritten by x − Q(x).
-        average: divide by the number of ranks: x before it is sent if the wire is exact, and else each row.
+    `x`, of equal length on all ranks, is apart from `out`, or `out` is this rank's shard of it; both are contiguous.
+    The fp32 `residual`, as long as `x`, gets x − Q(x). With `average`, x is divided before it is sent if the wire is
+    exact, and else each row.
     """
     n, scale = out.numel(), 1 / memory.ranks if average else 1.0
     sends = [(place * n, n, wire.arguments(n, x.device)[2]) for place in range(memory.ranks)]
@@ -238,21 +230,19 @@ def all_to_all(
     memory: Memory, wire: Wire | None, x: Tensor, out: Tensor, sends: Sequence[int], receives: Sequence[int],
     pays: Callable[[int], bool] = bool,
 ) -> Tensor:  # fmt: skip
-    """Send each rank its part of `x`, and store in `out` what each rank sent to this one.
+    """Send each rank its part of `x`, and store in `out`, which is apart, what each rank sent to this one.
 
     Args:
-        memory: with room for the longest row of each rank in a half, whoever sends it to whom.
         wire: as in `all_gather`; this rank's part for itself is exact.
-        x, out: contiguous, of one dtype, and apart.
-        sends, receives: how many values of `x` and `out` are for and from each rank; 0 for none. If they differ, the
-            host waits for the device, and no CUDA graph can capture the call.
+        sends, receives: how many values of `x` and `out` are for and from each rank; −n for n values that are left out.
+            If they differ, no CUDA graph can capture the call.
         pays: says whether a part of so many values is packed; others are sent as they are.
     """
     wire, x, out, times = _as_sent(wire, x, out)
 
     def part(counts: Sequence[int], peer: int) -> Part:
-        n, packed = counts[peer] * times, peer != memory.rank and pays(counts[peer])
-        return sum(counts[:peer]) * times, n, wire.arguments(n, x.device)[2] if packed else PLAIN.value
+        n, packed = max(0, counts[peer]) * times, peer != memory.rank and pays(counts[peer])
+        return sum(map(abs, counts[:peer])) * times, n, wire.arguments(n, x.device)[2] if packed else PLAIN.value
 
     there, here = ([part(counts, peer) for peer in range(memory.ranks)] for counts in (sends, receives))
     there[memory.rank] = there[memory.rank][0], 0, PLAIN.value  # it is not sent
@@ -260,22 +250,24 @@ def all_to_all(
 
 
 def neighbor_mean_(
-    memory: Memory, x: Tensor, own: float, sources: Mapping[int, float], targets: Mapping[int, float]
-) -> Tensor:
-    """Set x ← own · x + Σ_q sources[q] · y_q with the y_q that rank q sends, as `primitives.neighbor_mean_`.
+    memory: Memory, wire: Wire, x: Tensor, sends: Sequence[int], receives: Sequence[int], weights: Sequence[float],
+    varies: bool = False,
+) -> Tensor:  # fmt: skip
+    """Set x_r ← Σ_q w_q y_q with the y_q that rank q sends, y_r = x_r, with the bits of `primitives.neighbor_mean_`.
 
-    The bits are the same. All ranks call it, also those without neighbours in this round.
+    All ranks call it, also those without neighbours in this round.
 
     Args:
-        memory: for exchanges between neighbours, with room for `x` of each rank in a half.
-        x: fp32, bf16 or fp16, flat, contiguous, of equal dtype and length on all ranks; overwritten.
-        own, sources: the row of the mixing matrix: the weight of this rank, and of each that it hears.
-        targets: those who hear this rank; it sends x times their factor to each.
+        memory: for exchanges between neighbours.
+        wire: exact, of the dtype of `x`.
+        x: flat, contiguous, of equal dtype and length on all ranks; overwritten.
+        sends, receives: the length of x for each rank that hears this one, or that this one hears, itself too; 0 else.
+        weights: w_q for each rank, then for each the factor of the x that is sent to it.
+        varies: weights and neighbours are those of this call only, which no CUDA graph can capture.
     """
-    wire, ranks = Wire(None, dtype=x.dtype, exact=True), range(memory.ranks)
-    weights = [{**sources, memory.rank: own}.get(p, 0.0) for p in ranks] + [targets.get(p, 1.0) for p in ranks]
-    there, here = ([(0, len(x) * (peer in met), 0) for peer in ranks] for met in (targets, {*sources, memory.rank}))
-    return _exchange("a mean of neighbours", memory, wire, x, x, there, here, weights, ADD=True, NEIGHBORS=True)
+    there, here = ([(0, n, 0) for n in each] for each in (sends, receives))
+    how: dict[str, Any] = {"keep": not varies, "ADD": True, "NEIGHBORS": True}
+    return _exchange("a mean of neighbours", memory, wire, x, x, there, here, weights, **how)
 
 
 def _as_sent(wire: Wire | None, x: Tensor, out: Tensor) -> tuple[Wire, Tensor, Tensor, int]:
@@ -286,12 +278,13 @@ def _as_sent(wire: Wire | None, x: Tensor, out: Tensor) -> tuple[Wire, Tensor, T
     return Wire(None, dtype=dtype), x.view(-1).view(dtype), out.view(-1).view(dtype), x.itemsize // dtype.itemsize
 
 
-def _new_table(columns: tuple[Any, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    # From the memory of the host: the copy is complete when `.to` returns, so that any stream may read it.
-    return torch.tensor(columns, dtype=dtype, device="cpu").to(device)
+def _new_table(columns: tuple[Any, ...], dtype: torch.dtype, device: torch.device, pin: bool = True) -> Tensor:
+    # Of memory that is not pinned, the copy is complete when `.to` returns, so that any stream may read it.
+    pinned = pin and device.type == "cuda"
+    return torch.tensor(columns, dtype=dtype, device="cpu", pin_memory=pinned).to(device, non_blocking=pinned)
 
 
-_table = lru_cache(maxsize=None)(_new_table)  # of few lengths; CUDA graphs have the addresses
+_table = lru_cache(maxsize=None)(partial(_new_table, pin=False))  # of few lengths; CUDA graphs have the addresses
 
 
 def _exchange(
@@ -301,17 +294,18 @@ def _exchange(
 ) -> Tensor:  # fmt: skip
     """Launch an exchange of parts, and keep their table: ONE part for all ranks; its OWN part is sent as well."""
     parts, ok = [*sends, *heard], torch.empty(memory.ctas, dtype=torch.bool, device=x.device)
-    rows = [aligned(n * x.itemsize) if header < 0 else wire.row_bytes(n) for _, n, header in parts]
+    others = [part for rank, part in enumerate(heard) if rank != memory.rank]
+    rows = [aligned(n * x.itemsize) if header < 0 else wire.row_bytes(n) for _, n, header in (*sends, *others)]
     memory.must_hold(what, memory.ranks * max(rows), NEIGHBORS)
     columns = *zip(*sends, strict=True), *zip(*heard, strict=True)
-    tables = (_table if keep else _new_table)(columns, torch.int64, x.device)
+    table = _table if keep else _new_table
     at_16 = not any(each.data_ptr() % 16 for each in (x, out, residual) if each is not None)
     constants = wire.constants(gcd(*(begin for begin, *_ in parts)), x.itemsize, at_16)
     raw = DTYPES[INTEGERS[x.itemsize]] if not (ONE or ADD) and wire.dtype.is_floating_point else None
     launch(
         rows_kernel, memory.ctas, x, out, residual, byte_of(ok), memory.addresses, memory.counters, memory.control,
-        memory.rank, memory.ranks, memory.half_bytes, memory.limit, tables,
-        _table(tuple(weights), torch.float32, x.device), wire.arguments(1, x.device)[0],
+        memory.rank, memory.ranks, memory.half_bytes, memory.limit, table(columns, torch.int64, x.device),
+        table(tuple(weights), torch.float32, x.device), wire.arguments(1, x.device)[0],
         ONE=ONE, OWN=OWN, RAW=raw, ADD=ADD, NEIGHBORS=NEIGHBORS,
         **{name: constants[name] for name in constants if name != "ADD_UP"},
     )  # fmt: skip
