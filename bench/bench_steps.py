@@ -111,7 +111,7 @@ def report(benchmark, work: Callable[[], object], values: int, bytes_a_value: fl
 def checked():
     check()
     yield
-    steps_ops.TABLES.latest.clear()
+    steps_ops.TABLES.tables.clear()
 
 
 @pytest.mark.parametrize("sizes", [[N], MANY], ids=["one large", "1,000 small"])

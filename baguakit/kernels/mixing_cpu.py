@@ -8,8 +8,6 @@ from torch import Tensor
 
 from . import cpu, mixing
 
-RUN = 1 << 14  # values
-
 
 def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float]) -> None:
     n, count = x.numel(), len(others)
@@ -20,9 +18,8 @@ def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float]) -> None:
 
 
 def land_(x: Tensor, result: Tensor, before: Tensor, good: Tensor | None = None) -> None:
-    if x.dtype == torch.float64:  # run by run, so that temporaries stay in a cache
-        for run in zip(x.split(RUN), result.split(RUN), before.split(RUN), strict=True):
-            mixing.land_(*run, good)
+    if x.dtype == torch.float64:
+        mixing.land_(x, result, before, good)
     elif good is None or good:
         n = x.numel()
         cpu.call("mixing", "land", x, result, before, n, cpu.DTYPES.index(x.dtype), cpu.threads(n))

@@ -48,7 +48,7 @@ def test_a_table_is_kept_while_addresses_hold_and_made_anew_when_they_change(mad
 def test_old_tables_are_forgotten_but_not_those_of_graphs(made, monkeypatch):
     tensors = [(torch.randn(4), torch.randn(4)) for _ in range(steps_ops.KEPT + 1)]
     kept = tables_for([tensors[0][0]], [tensors[0][1]])
-    key = next(iter(steps_ops.TABLES.latest))
+    key = next(iter(steps_ops.TABLES.tables))
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert steps_ops.TABLES.find(key, torch.device("cuda"), None) is kept
     with pytest.raises(RuntimeError, match="take one step"):
@@ -57,7 +57,7 @@ def test_old_tables_are_forgotten_but_not_those_of_graphs(made, monkeypatch):
     tables = steps_ops.TableCache()
     for i in range(steps_ops.KEPT + 1):
         assert tables.find(i, torch.device("cpu"), lambda: kept) is kept
-    assert len(tables.latest) == steps_ops.KEPT and 0 not in tables.latest
+    assert len(tables.tables) == steps_ops.KEPT and 0 not in tables.tables
 
 
 # Refusals: before anything has changed, in one sentence.

@@ -50,24 +50,21 @@ class TableCache:
     """The tables used last, by key. Tables in a captured CUDA graph are never dropped, because the graph reads them."""
 
     def __init__(self) -> None:
-        self.latest: dict[object, StepTables] = {}
-        self.captured: dict[object, StepTables] = {}
+        self.tables: dict[object, StepTables] = {}
+        self.captured: set[object] = set()
 
     def find(self, key: object, device: torch.device, make: Callable[[], StepTables]) -> StepTables:
-        tables = self.captured.get(key) or self.latest.get(key)
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-            if tables is None:
+            if key not in self.tables:
                 raise RuntimeError(
                     "the first step over tensors writes a table, which a CUDA graph cannot capture; take one step over "
                     "the same tensors before the capture"
                 )
-            self.captured[key] = tables
-        elif key not in self.captured:
-            self.latest[key] = tables = self.latest.pop(key, None) or make()  # it is the last to be forgotten
-            if len(self.latest) > KEPT:
-                del self.latest[next(iter(self.latest))]
-        assert tables is not None
-        return tables
+            self.captured.add(key)
+        self.tables[key] = found = self.tables.pop(key, None) or make()  # it is the last to be forgotten
+        if len(self.tables) - len(self.captured) > KEPT:
+            del self.tables[next(each for each in self.tables if each not in self.captured)]
+        return found
 
 
 def tables_of(columns: Columns) -> StepTables:
