@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+from ..net import build
 from ..ranks import RankError
-from . import compare, demo, doctor, net, tuning
+from . import compare, demo, doctor, tuning
 from .ranks import leads
-from .screen import Refusal
+from .screen import Refusal, refusing
 
 __all__ = ["main"]
 
@@ -29,13 +30,32 @@ Communication primitives for data-parallel PyTorch training on slow networks.
 
 exit status: 0, or 1 if it failed, 2 if it was called wrongly, 130 after Ctrl-C
 """
+
+
+def fill_net(parser: argparse.ArgumentParser) -> None:
+    """Add the subcommand `build` of `net`."""
+    commands = parser.add_subparsers(required=True, title="subcommands")
+    one = commands.add_parser("build", help="compile the NCCL network plugin")
+    one.add_argument("--out", metavar="DIR", help="the directory of the library (default: ~/.cache/baguakit)")
+    one.set_defaults(run=build_plugin)
+
+
+@refusing(1, RuntimeError)
+def build_plugin(options: argparse.Namespace) -> int:
+    """Compile the NCCL plugin, and print what to export."""
+    print(f"export NCCL_NET_PLUGIN={build(options.out)}")
+    print("export NCCL_NET_PLUGIN_REF_COUNT=1")  # else NCCL 2.28.3 to 2.29.7 drop the plugin with the communicator
+    print('a rank that sends over it then says "baguanet: NCCL sends over this plugin"', file=sys.stderr)
+    return 0
+
+
 SUBCOMMANDS = (
     ("doctor", "tell what will run on this machine, and how to mend the rest", doctor.fill),
     ("probe", "measure the network between the ranks of torchrun", tuning.fill_probe),
     ("plan", "predict a training step with each algorithm, for your model", tuning.fill_plan),
     ("demo", "train on this machine as over a slow network", demo.fill),
     ("compare", "compare algorithms, also yours, by seconds to the same loss", compare.fill),
-    ("net", "build the NCCL plugin", net.fill),
+    ("net", "build the NCCL plugin", fill_net),
 )
 
 
