@@ -109,7 +109,7 @@ PAUSE = 0.05  # seconds between two questions whether enough ranks are ready
 
 
 class Said(NamedTuple):
-    """What a rank says of a rule in an agreement."""
+    """The words of a rank about a rule in an agreement."""
 
     there: float  # 1, but 0 once the rule has ended on this rank
     ready: float  # the seconds since the rank was ready to contribute; -1 if it is not

@@ -117,7 +117,7 @@ def holds(rounds):
 @pytest.mark.parametrize("seed", slow_after(1, range(6)))
 @pytest.mark.parametrize("turns", [{"quorum": 1}, {}, {"grace": 0.01}, {"every": bk.BySpeed(6)}])
 def test_nothing_is_lost_and_all_anchors_are_equal(turns, seed):
-    """What a rank's steps made is what it contributed and what it has not contributed yet: whole steps of 8."""
+    """The steps of a rank are those that it has contributed and those that it has not: whole steps of 8."""
     rule = bk.free_running(PLAIN, **{"every": 3, **turns})
     rounds = ranks(2, paced, rule, seed, 12)
     holds(rounds)
