@@ -4,7 +4,8 @@ Virtual time goes from one change of the group to the next. In between all round
 `predict` gives for the n ranks that are present:
 
     rules that wait   every rank takes the step of the slowest machine present; a round is the longest `every` of steps
-    free_running      every rank takes its own step; a round takes a step of the slowest, a flight, and the interval
+    free_running      every rank takes its own step; rounds begin by `quorum` and `grace`, and take no less than a step
+                      of the slowest, a flight, and the interval
     a loss            undoes the step under way on all ranks, and what the lost rank did since the last landing
     every change      stops all ranks for the seconds `regroup`; if all are lost, the next resumes from a checkpoint
 
@@ -13,11 +14,12 @@ Virtual time goes from one change of the group to the next. In between all round
 
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from heapq import heapify, heappop, heappush
-from itertools import count
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from itertools import accumulate, count
+from math import ceil, inf
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 from torch import nn
@@ -27,7 +29,8 @@ from ..costs import Network, Timeless
 from ..elastic.virtual import Begin, Spell, trained
 from ..pictures import blank, set_frame
 from ..ranks import Ranks
-from ..rules import Algorithm
+from ..rules import Algorithm, together
+from ..schedules import BySpeed
 from ..stages import Hierarchical
 from .planning import Described, Rate, check
 from .prediction import every_of, lasting, predict
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MOST, POINTS = 16, 200  # ranks that train for losses; points of a picture
+NEARLY = 1e-6  # of a step or a round: rounding errors of virtual time
 Seconds = Annotated[float, Range(0)]
 
 
@@ -135,15 +139,59 @@ class Simulation(Declared):
         return figure
 
 
-Pace = tuple[list[float], list[float]]  # by kind of machine: the seconds of a step, and the steps of a round
+class Pace(NamedTuple):
+    """By kind of machine: the seconds of a step, and the steps between contributions; and the seconds of a round."""
+
+    steps: list[float]
+    lengths: list[float]
+    round: float
+
+
+def paces(
+    algorithm: Algorithm, model: nn.Module, network: Network, kinds: Sequence[Machine], options: Sequence[Any]
+) -> Callable[[Sequence[int]], Pace]:
+    """Return a function of the counts of all kinds of machines that are present. `options`: buckets and flows."""
+    rules, computes, idle = lasting(algorithm.rules), [each.compute for each in kinds], Compute(0.0, 0.0)
+    rule = max(rules, key=every_of)
+    H, free = every_of(rule), all(each.window == "free_running" for each in rules)
+    often = together(replace(each, every=1, offset=0, quorum=None, grace=None) if free else each for each in rules)
+
+    @cache
+    def rows(n: int) -> tuple[list[float], list[float]]:
+        """Return by kind the seconds of a step, and the least of a round of n free-running ranks if it is slowest."""
+        check(algorithm, Described(n, network.per_node))
+        timeless = Timeless(n, network.per_node, network.device, 1, ())
+        flight = predict(often, model, timeless, idle, *options).sent if free else 0.0
+        steps = [predict(algorithm, model, network.of(n), each, *options).seconds for each in computes]
+        fast = [predict(often, model, network.of(n), each, *options) for each in computes if free]
+        return steps, [row.seconds * (flight / row.sent if flight else 1.0) for row in fast]
+
+    def pace(counts: Sequence[int]) -> Pace:
+        steps, least = rows(sum(counts))
+        there = [k for k, n in enumerate(counts) if n]
+        fastest, slowest = (choice(there, key=steps.__getitem__) for choice in (min, max))
+        if not free:
+            return Pace([steps[slowest]] * len(kinds), [float(H)] * len(kinds), H * steps[slowest])
+        speeds = [steps[fastest] / step if isinstance(rule.every, BySpeed) else 1.0 for step in steps]
+        ready = [max(1, int(H * v)) * step for v, step in zip(speeds, steps, strict=True)]  # seconds until a rank is
+        order = sorted(there, key=ready.__getitem__)
+        enough = min(rule.quorum or sum(counts), sum(counts))
+        come = accumulate(counts[k] for k in order)
+        begin = next(ready[k] for k, n in zip(order, come, strict=True) if n >= enough)
+        begin = min(begin, inf if rule.grace is None else ready[order[0]] + rule.grace)
+        round = max(begin, least[slowest])
+        lengths = [ceil(t / round - NEARLY) * round / step for t, step in zip(ready, steps, strict=True)]
+        return Pace(steps, lengths, round)
+
+    return pace
 
 
 class Group:
     """The ranks, and what they have done until `now`. Lists are by kind of machine, but for `kind` and `came`."""
 
-    def __init__(self, kinds: Sequence[Machine], pace_of: Callable[[tuple[bool, ...], int], Pace], delay: int) -> None:
+    def __init__(self, kinds: Sequence[Machine], pace_of: Callable[[Sequence[int]], Pace], delay: int) -> None:
         self.kinds, self.delay = kinds, delay  # steps from the last launch to its landing
-        self.pace_of = pace_of  # of the kinds that are present, and the number of ranks
+        self.pace_of = pace_of  # by the counts of all kinds
         self.now = self.ready = self.rounds = 0.0  # `ready`: when regrouping ends
         self.kept = self.held = 0.0  # tokens of machines that were lost since; seconds of presence of all machines
         self.steps = [0.0] * len(kinds)  # of a machine that was always there
@@ -153,7 +201,7 @@ class Group:
 
     @property
     def pace(self) -> Pace:
-        return self.pace_of(tuple(map(bool, self.present)), sum(self.present))
+        return self.pace_of(self.present)
 
     @property
     def tokens(self) -> float:
@@ -164,9 +212,9 @@ class Group:
         """Let virtual time pass."""
         running, n = until - max(self.now, self.ready), sum(self.present)
         if running > 0 and n:
-            step, length = self.pace
-            self.steps = [made + running / seconds for made, seconds in zip(self.steps, step, strict=True)]
-            self.rounds += running / step[0] / length[0]
+            pace = self.pace
+            self.steps = [made + running / step for made, step in zip(self.steps, pace.steps, strict=True)]
+            self.rounds += running / pace.round
         self.held += n * (until - self.now)
         self.now = until
 
@@ -179,11 +227,11 @@ class Group:
 
     def lose(self, i: int, came: float) -> None:
         """Drop machine i, and undo what is lost with it."""
-        k = self.kind[i]
-        made, length = self.steps[k], self.pace[1][k]
+        k, pace = self.kind[i], self.pace
+        made, length = self.steps[k], pace.lengths[k]
         landed = whole((made - self.delay) / length) * length
         self.kept += self.kinds[k].tokens * max(0.0, landed - came)
-        self.rounds -= (made - whole(made)) / length
+        self.rounds -= (made - whole(made)) * pace.steps[k] / pace.round
         self.steps = [float(whole(each)) for each in self.steps]
         self.came[i] = None
         self.present[k] -= 1
@@ -192,13 +240,13 @@ class Group:
     def spell(self) -> Spell:
         """Return what the ranks that are present train from now on; all kinds have made as many steps."""
         ranks = tuple(i for i, came in enumerate(self.came) if came is not None)
-        first, seconds = whole(self.steps[0]), self.pace[0][0] if ranks else 0.0
+        first, seconds = whole(self.steps[0]), self.pace.steps[0] if ranks else 0.0
         return Spell(first, max(self.now, self.ready) - (self.steps[0] - first) * seconds, seconds, ranks)
 
 
 def whole(number: float) -> int:
     """Return the whole part of a number that rounding may have made a little too small."""
-    return int(number + 1e-6)
+    return int(number + NEARLY)
 
 
 def changes(group: Group, failures: Sequence[float], seconds: float, draw: random.Random) -> Iterator[Event]:
@@ -277,31 +325,19 @@ def simulate(
             and machines are lost (which `bk.elastic` does not support), or its losses cannot be simulated.
     """
     kinds, rules = tuple(machines), lasting(algorithm.rules)
-    group = Group(kinds, lambda *there: pace(*there), max((rule.delay for rule in rules), default=0))
     if not kinds or not all(each.compute.seconds for each in kinds):
         raise ValueError(f"machines is a list of Machine, one or more, whose steps take time; not {kinds!r}")
+    if not rules:
+        raise ValueError(f"{algorithm!r} stops, and then nothing is exchanged; simulate a rule that lasts")
     if any(isinstance(rule.stage, Hierarchical) for rule in rules) and (failures or any(each.mtbf for each in kinds)):
         raise ValueError(f"{algorithm!r} averages by node, and bk.elastic cannot: no machine may be lost")
-    free = all(rule.window == "free_running" for rule in rules)
-    if losses is not None and (free or len(group.kind) > MOST):
+    pace_of = paces(algorithm, model, network, kinds, (bucket_bytes, flows))
+    group = Group(kinds, pace_of, max(rule.delay for rule in rules))
+    waits = any(rule.window != "free_running" for rule in rules)
+    if losses is not None and not (waits and len(group.kind) <= MOST):
         raise ValueError(
             f"losses is for up to {MOST} ranks that wait; leave it out for {len(group.kind)} of {algorithm!r}"
         )
-    length = 1 if free else max(map(every_of, rules))
-
-    @cache
-    def pace(there: tuple[bool, ...], n: int) -> Pace:
-        check(algorithm, Described(n, network.per_node))
-        computes = [each.compute for each in kinds]
-        rows = [predict(algorithm, model, network.of(n), each, bucket_bytes, flows) for each in computes]
-        slowest = max((row for row, present in zip(rows, there, strict=True) if present), key=lambda row: row.seconds)
-        if not free:
-            return [slowest.seconds] * len(kinds), [float(length)] * len(kinds)
-        timeless = Timeless(n, network.per_node, network.device, 1, ())
-        flight = predict(algorithm, model, timeless, Compute(0.0, 0.0), bucket_bytes, flows)
-        seconds = slowest.seconds * (flight.sent / slowest.sent if slowest.sent else 1.0)  # of a round
-        return [row.seconds for row in rows], [seconds / row.seconds for row in rows]
-
     spells, curve, events = [group.spell()], set[tuple[float, float]](), list[Event]()
     for event in changes(group, failures, seconds, random.Random(seed)):
         group.ready = event.seconds + regroup

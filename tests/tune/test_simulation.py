@@ -15,7 +15,8 @@ from torch import nn
 import baguakit as bk
 from baguakit.compressors import UInt4
 from baguakit.costs import Timeless
-from baguakit.tune import Compute, Event, Machine, describe, predict, simulate
+from baguakit.schedules import BySpeed
+from baguakit.tune import Compute, Event, Machine, describe, predict, simulate, simulation
 
 a = bk.algorithms
 FREE = Timeless(4, 1, "cpu", 1, ())  # nothing takes time on it
@@ -104,10 +105,34 @@ def test_availability_of_independent_ranks(mtbf, away):
     assert found.goodput == pytest.approx(found.availability, rel=0.01)
 
 
-def test_rules_that_stop_leave_ranks_alone():
-    brief = bk.during_backward(bk.stages.Mean(), stop=100)
-    found = simulate(model(), brief, UNEQUAL, SLOW, [50.0], seconds=100.0, regroup=0.0)
-    assert found.tokens == pytest.approx(2 * 1000 + 500 + 250) and found.rounds >= 0
+@pytest.mark.parametrize(
+    "options, round",
+    [
+        ({}, 40.0),  # the slowest has made 10 steps
+        ({"quorum": 2}, 20.0),
+        ({"quorum": 1}, 10.0),
+        ({"grace": 5.0}, 15.0),
+        ({"quorum": 2, "grace": 50.0}, 20.0),
+        ({"every": BySpeed(10)}, 10.0),  # 10, 5 and 2 steps
+    ],
+)
+def test_rounds_that_do_not_wait_begin_with_their_quorum_or_after_their_grace(options, round):
+    machines = [Machine("1", 1.0), Machine("2", 2.0), Machine("4", 4.0)]
+    algorithm = a.decoupled_diloco(**{"every": 10} | options)
+    found = simulate(model(), algorithm, machines, FREE, seconds=400.0)
+    assert found.rounds == int(400 / round) and found.goodput == pytest.approx(1)
+
+
+def test_a_lost_rank_takes_what_it_has_not_contributed():
+    """Rounds of 20 s with a quorum of 2 of 3: the slowest has 10 steps, and contributes, in every second one."""
+    algorithm = a.decoupled_diloco(every=10, quorum=2)
+    machines = [Machine("1", 1.0), Machine("2", 2.0), Machine("4", 4.0, mtbf=1e-3, away=1e6)]
+    group = simulation.Group(machines, simulation.paces(algorithm, model(), FREE, machines, ()), 0)
+    assert group.pace == ([1.0, 2.0, 4.0], [20.0, 10.0, 10.0], 20.0)
+    group.go(95.0)
+    group.lose(2, 0.0)
+    assert group.kept == 20 and group.steps == [95, 47, 23]
+    assert group.pace == ([1.0, 2.0, 4.0], [20.0, 10.0, 10.0], 20.0)  # of two ranks, both
 
 
 def test_a_seed_gives_one_simulation():
@@ -175,6 +200,7 @@ def test_the_picture_shows_goodput_presence_and_losses():
         ({"losses": lambda rank, ranks: None, "machines": [Machine("a", 1.0, count=17)]}, "leave it out for 17 of"),
         ({"losses": lambda rank, ranks: None, "algorithm": a.async_model_average()}, "leave it out for 4 of"),
         ({"algorithm": a.local_sgd(every=lambda step: 4)}, "is not a number"),
+        ({"algorithm": bk.during_backward(bk.stages.Mean(), stop=100)}, "stops, and then nothing is exchanged"),
     ],
 )
 def test_what_cannot_be_simulated_is_refused_in_a_sentence(options, words):
