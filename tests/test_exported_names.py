@@ -15,7 +15,7 @@ import baguakit as bk
 # reordered or given another default.
 PROMISED = {
     "attach": "(model, optimizer, *algorithms, comm=None, bucket_bytes=None, broadcast=True, scaler=None, "
-    "timeout=None)",
+    "timeout=None, weight=None)",
     "Comm": "(group=None, mesh=None, flows=1, between=None, kernels=False)",
     "Bucket": "(params, multiple_of=1)",
 }

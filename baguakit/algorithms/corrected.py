@@ -59,10 +59,11 @@ from torch import Tensor
 from ..arguments import Decay, checked
 from ..buckets import Bucket
 from ..comm import Comm
+from ..comm.weights import weighed
 from ..keeping import finite, restored, update_if_finite_, wide_copy
 from ..lanes import temporaries
 from ..primitives import neighbor_mean_
-from ..primitives.neighbors import links
+from ..primitives.neighbors import links_in
 from ..rules import Algorithm, after_step, during_backward
 from ..stages import NeighborMean, State
 from ..stages.means import OnGraph
@@ -72,7 +73,9 @@ from .gossip import decentralized, push_sum
 
 @dataclass(frozen=True, repr=False)
 class TrackedGradient(OnGraph):
-    """q ← Σ_j w_rj q_j + (g − the last g);  q replaces the gradient g;  w_rj are the weights of the graph.
+    """q ← Σ_j w_rj q_j + (c g − the last c g);  q replaces the gradient g;  w_rj are the weights of the graph.
+
+    c is `comm.share`, 1 without weights of ranks.
 
     A gradient that is not finite is passed on and counts as unchanged, so that Σ q stays the sum of the latest finite
     gradients. In an attachment, the state (q and g) of all ranks then stays as it was.
@@ -92,7 +95,8 @@ class TrackedGradient(OnGraph):
             return x
         q, before = state["q"], state["g"]
         with temporaries() as new:
-            g, mixed = x.to(q.dtype), neighbor_mean_(new(q).copy_(q), self.topology, comm)
+            g, comm = weighed(x.to(q.dtype), comm)
+            mixed = neighbor_mean_(new(q).copy_(q), self.topology, comm)
             ok = finite(g)
             mixed.add_(torch.where(ok, torch.sub(g, before, out=new(g)), 0.0))
             update_if_finite_(q, mixed, where=finite(mixed))
@@ -124,6 +128,7 @@ class ExactDiffusion(OnGraph):
     copies: ClassVar[float] = 11
     exchanges: ClassVar[bool] = True
     joint: ClassVar[bool] = False
+    constant_weights: ClassVar[bool] = True
     elementwise: ClassVar = {"c": "zero"}  # if the ranks change, Σ c is no longer 0
     needs = ("static", "symmetric", "doubly_stochastic")
     refusal = (
@@ -138,7 +143,7 @@ class ExactDiffusion(OnGraph):
         if comm.size == 1:
             return x
         c = state["c"]
-        _, weights, targets = links(self.topology, comm.rank, comm.size, 0)
+        _, weights, targets = links_in(self.topology, comm)
         with temporaries() as new:
             y, after = torch.add(c, x, out=new(c)), new(c).copy_(c)
             for peer, theirs in comm.exchange(y, weights, targets).items():

@@ -15,7 +15,7 @@ Takezawa et al. 2023, arXiv:2305.11420 (the exact mean for every number of ranks
 For z_r the weights of rank r, p_r the push-sum weight of rank r (1 at first), u_r the values that rank r sends, A the
 column-stochastic matrix of the round, and γ d(g(z)) the optimizer's step:
 
-    u ← p z − γ d(g(z))            the local step, taken by the optimizer
+    u ← p z − c γ d(g(z))          the local step, taken by the optimizer; c = 1 without weights (`comm.share`)
     u ← A u;     p ← A p           Σ u and Σ p do not change
     z ← u / p
 
@@ -59,13 +59,14 @@ from torch import Tensor
 from ..arguments import Range, checked
 from ..buckets import Bucket
 from ..comm import Comm
+from ..comm.weights import times_
 from ..compressors import Compressor, MinMaxUInt8
 from ..costs import Cost, Load, Place, degree, exchange
 from ..keeping import finite, update_if_finite_, wide_copy
 from ..lanes import New, temporaries
 from ..primitives import neighbor_mean_
 from ..primitives.compressed import pieces_of, row_pieces
-from ..primitives.neighbors import links, mixed, round_of
+from ..primitives.neighbors import links, links_in, mixed, round_of
 from ..primitives.transports import bytes_for, exchanged
 from ..rules import Algorithm, after_step, between_steps
 from ..schedules import Every
@@ -94,7 +95,7 @@ def decentralized(
 
 @dataclass(frozen=True, repr=False)
 class PushSum(OnGraph):
-    """u ← A (p z + x − z);  p ← A p;  z ← u / p;  x ← z,  for x the weights after a local step from z.
+    """u ← A (p z + c (x − z));  p ← A p;  z ← u / p;  x ← z,  for x the weights after a local step from z.
 
     A is the matrix of the round. The state is z, in fp32 at least, and p (n,) in fp64; z changes to finite values only.
     """
@@ -121,7 +122,7 @@ class PushSum(OnGraph):
         round = round_of(self.topology, comm)
         own, weights, targets = links(self.topology, r, comm.size, round)
         moved = x.to(z.dtype) - z.to(x.dtype).to(z.dtype)  # the model was given a rounded z
-        u = moved.add_(z, alpha=float(p[r]))
+        u = (moved if comm.share == 1 else times_(moved, comm.share)).add_(z, alpha=float(p[r]))
         u = mixed(u, own, weights, comm.exchange(u, weights, targets))
         p.copy_(matrix_of(self.topology, comm.size, round) @ p)
         u.div_(float(p[r]))
@@ -166,6 +167,7 @@ class Gossip(OnGraph):
     """The common base of DCD and CHOCO: gossip with replicas, to which compressed changes are added."""
 
     compressor: Compressor = MinMaxUInt8()
+    constant_weights: ClassVar[bool] = True
     elementwise: ClassVar = {"replica": "anew", "neighbors": "anew"}  # if ranks change, so does Σ
     follows: ClassVar[tuple[str, ...]] = ("replica", "neighbors")
 
@@ -178,7 +180,7 @@ class Gossip(OnGraph):
         x = bucket.flat.to(torch.promote_types(bucket.flat.dtype, torch.float32))
         state: State = {"replica": {}, "neighbors": {}}
         for k in range(self.topology.period(comm.size)):
-            own, _, _ = links(self.topology, comm.rank, comm.size, k)
+            own, _, _ = links_in(self.topology, comm.at(k))
             state["replica"][str(k)] = x.clone()
             state["neighbors"][str(k)] = neighbor_mean_(x.clone(), self.topology, comm.at(k)).sub_(x, alpha=own)
         return state
@@ -189,7 +191,7 @@ class Gossip(OnGraph):
         if comm.size == 1:
             return x
         c, k = self.compressor, round_of(self.topology, comm)
-        own, others, targets = links(self.topology, comm.rank, comm.size, k)
+        own, others, targets = links_in(self.topology, comm)
         r, s = state["replica"][str(k)], state["neighbors"][str(k)]
         by_nccl = comm._by_nccl(x.device)
         runs = row_pieces(x.numel(), 1, by_nccl) if c.dense else (slice(x.numel()),)  # a sparse one selects from all

@@ -60,6 +60,7 @@ from torch import Tensor
 
 from ..arguments import Betas, Decay, Positive, Range, check_fields, checked
 from ..comm import Comm
+from ..comm.weights import weighed
 from ..compressors import Compressor, MinMaxUInt8, TopK
 from ..compressors.base import check_dense
 from ..costs import Cost, Load, Place
@@ -126,8 +127,9 @@ def top_k(ratio: float = 0.01, chunk: int = 4096, values: Compressor | None = No
 class TrackedMean(Around):
     """h_r ← h_r + q_r;  h ← h + ⟨q_r⟩;  x ← h,  for q_r the part of v_r − h_r that `inner` sends.
 
-    The letters are those of `ef21` in the module. With one rank, x ← v. The state is fp32 for any dtype of x. If a
-    result is not finite, it is passed on, and no rank changes its state.
+    The letters are those of `ef21` in the module; with weights of ranks, g_r is `comm.share` times the gradient. With
+    one rank, x ← v. The state is fp32 for any dtype of x. If a result is not finite, it is passed on, and no rank
+    changes its state.
 
     Args:
         inner: a lossy average, such as `SparseMean(TopK(0.01))`.
@@ -160,10 +162,11 @@ class TrackedMean(Around):
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         own, mean, found = state["own"], state["mean"], dict[str, Tensor]()
+        g, comm = weighed(x, comm)
         with temporaries() as new:
-            v = x
+            v = g
             if self.momentum:
-                v = torch.mul(state["v"], self.momentum, out=new(state["v"])).add_(x, alpha=1 - self.momentum)
+                v = torch.mul(state["v"], self.momentum, out=new(state["v"])).add_(g, alpha=1 - self.momentum)
             if comm.size == 1:
                 h = v = self.inner(v, state["inner"], comm)
             else:
@@ -196,7 +199,10 @@ def ef21(compressor: Compressor = TopK(0.01), momentum: float = 0.0) -> Algorith
 
 @dataclass(frozen=True, repr=False)
 class AdamDirection(Stage):
-    """Adam's direction d from gradients; see `qadam` in the module for the equations."""
+    """Adam's direction d from gradients; see `qadam` in the module for the equations.
+
+    With weights of ranks, g_r is `comm.share` times the gradient.
+    """
 
     warmup_steps: Positive
     betas: Betas = (0.9, 0.999)
@@ -221,15 +227,15 @@ class AdamDirection(Stage):
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         (beta1, beta2), t = self.betas, comm.step + 1
-        m, v = state["m"], state["v"]
+        m, v, (given, comm) = state["m"], state["v"], weighed(x, comm)
         with temporaries() as new:
             if warming := t <= self.warmup_steps:
                 comm.note(self.compressor, torch.float32, "warm-up")
-                g = mean_(x.float(), comm)
+                g = mean_(given.float(), comm)
                 v = torch.mul(v, beta2, out=new(v)).addcmul_(g, g, value=1 - beta2)
                 found = {"m": torch.lerp(m, g, 1 - beta1, out=new(m)), "v": v}
             else:
-                found = {"m": torch.lerp(m, x.float(), 1 - beta1, out=new(m))}
+                found = {"m": torch.lerp(m, given.float(), 1 - beta1, out=new(m))}
                 if self.error_feedback:
                     found["m"].add_(state["residual"])
                     found["residual"] = new(m)

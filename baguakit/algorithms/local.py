@@ -66,7 +66,7 @@ inner optimizer for DiLoCo", arXiv:2505.23725; Kolehmainen et al. 2025 (NoLoCo),
 x̂_r are the weights at launch. The progress that a rank has not contributed, x_r − a, stays with it, so none is lost. If
 all ranks are in C, and make no step until the landing, this is `diloco(H)`. If k of n ranks are in each C, the anchor
 moves n/k times as far as with all: choose a smaller lr for a small quorum. In the paper, a server has the anchor,
-contributions have weights by tokens, and norms and directions are averaged apart.
+contributions have weights by tokens (`weight=` of `attach`), and norms and directions are averaged apart.
 
 Douillard et al. 2026, "Decoupled DiLoCo for Resilient Distributed Pre-training", arXiv:2604.21428. With BySpeed: Liu et
 al. 2024, "Asynchronous Local-SGD Training for Language Modeling" (DyLU), arXiv:2401.09135.
@@ -163,10 +163,7 @@ class OuterStep(Around):
         with temporaries() as new:
             stepped = new(a).copy_(a)
             if self.inner.same_on_all_ranks:
-                progress = torch.sub(a, x, out=new(a))
-                if comm._share != 1:
-                    progress.mul_(comm._share)
-                stepped.grad = self.inner(progress, state["inner"], comm)
+                stepped.grad = self.inner(torch.sub(a, x, out=new(a)), state["inner"], comm)
             else:
                 stepped.grad = a - self.inner(new(a).copy_(x), state["inner"], comm)
             optimizer = self.optimizer([stepped], **dict(self.options))

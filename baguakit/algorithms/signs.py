@@ -69,7 +69,9 @@ NOT_FINITE = 255  # a byte of which one value or more is not finite
 
 @dataclass(frozen=True, repr=False)
 class MajorityVote(Declared, Stage):
-    """v ← sign(β₁ m + (1 − β₁) g);  m ← β₂ m + (1 − β₂) g;  g ← sign(Σ_r v_r).
+    """v ← sign(β₁ m + (1 − β₁) g);  m ← β₂ m + (1 − β₂) g;  g ← sign(Σ_r w_r v_r).
+
+    All w_r are 1 without weights of ranks. A rank of weight 0 has no vote, and its gradient counts as 0.
 
     The momentum is fp32 for any dtype of g, and differs by rank. A gradient that is not finite reaches all ranks as
     NaN, and no rank then changes its momentum.
@@ -85,13 +87,15 @@ class MajorityVote(Declared, Stage):
         return DIGITS * comm.size
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
-        m, g = state["m"], x.float()
+        m, g, weights = state["m"], x.float(), comm._weights
+        if not comm.share:
+            g.zero_()
         with temporaries() as new:
             c, part = new(m), new(m)
             torch.mul(m, self.beta1, out=c).add_(torch.mul(g, 1 - self.beta1, out=part))
             d = signs_(c, part)
             if comm.size > 1 and d.numel():
-                mean_of_shards(d, Ternary(), comm, None)
+                mean_of_shards(d, Ternary(tuple(w for w, *_ in weights) if weights else None), comm, None)
             ok = finite(d)
             torch.mul(g, 1 - self.beta2, out=c)  # before x, which may be g, is overwritten
             x.copy_(d)
@@ -111,8 +115,11 @@ def signs_(x: Tensor, out: Tensor) -> Tensor:
     return torch.sub(x, x, out=out).add_(x.sign_())  # x − x is 0 or NaN
 
 
+@dataclass(frozen=True)
 class Ternary(Compressor):
     """Rows of fp32 signs, five in a byte; the last byte is padded with 0. The mean of rows is the majority's sign."""
+
+    votes: tuple[float, ...] | None = None  # of each row; None: one
 
     def row_bytes(self, n: int) -> int:
         return -(-n // DIGITS)
@@ -129,7 +136,10 @@ class Ternary(Compressor):
         return rows.to(dtype) if out is None else out.copy_(rows)
 
     def reduce(self, packed: Tensor, n: int, residual: Tensor | None = None, key: int = 0) -> Tensor:
-        count = self._unchecked_decompress(packed, n, float32, None).sum(0, keepdim=True)  # exact in any order
+        rows = self._unchecked_decompress(packed, n, float32, None)
+        if self.votes is not None:
+            rows *= torch.tensor(self.votes, dtype=float32).view(-1, 1).to(rows.device)
+        count = rows.sum(0, keepdim=True)  # without votes exact in any order
         return self._unchecked_compress(signs_(count, torch.empty_like(count)), None, key)
 
 

@@ -11,6 +11,7 @@ from torch import nn
 
 from ..arguments import Positive, checked
 from ..comm import Comm, check_comm
+from ..comm.weights import Weight
 from ..flights import Attached
 from ..report import Report, Timeline, account, gathered, make_report, written
 from ..rules import Algorithm, Rule
@@ -83,7 +84,8 @@ class Attachment(Attached):
 
         Args:
             divide_by_initial_world_size: divide summed gradients by the number of all ranks, so that batches have equal
-                weights; False: by the number of ranks that still train. Rules on weights do not accept False.
+                weights; False: by the number of ranks that still train. Rules on weights do not accept False. If
+                numbers weigh ranks, it is the sum of these. If functions do, a rank without batches has weight 0.
             throw_on_early_termination: raise a RuntimeError on all ranks, as soon as they detect that a rank has run
                 out of batches; training may continue after the error.
 
@@ -242,6 +244,7 @@ def attach(
     broadcast: bool = True,
     scaler: Any = None,
     timeout: float | timedelta | None = None,
+    weight: Weight = None,
 ) -> Attachment:
     """Let algorithms work on a model while it trains. The model and the optimizer are not wrapped.
 
@@ -267,6 +270,9 @@ def attach(
         scaler: the GradScaler in use; stages then get unscaled gradients. Rules on weights need torch's
             `ShardedGradScaler`, with which all ranks skip a step together.
         timeout: seconds (or a timedelta) after which a flight fails and the rank at fault is named; None: 600.
+        weight: of this rank in all means, such as its number of tokens, as a number, or as a function without arguments
+            for weights that change. It is called once in each backward that averages gradients; without rules on
+            gradients, once in each step. Rules on weights add up steps between exchanges. None: all ranks are equal.
 
     Returns:
         An `Attachment`. Use it as a context manager, or call its `detach()`.
@@ -277,7 +283,7 @@ def attach(
     comm = Comm() if comm is None else comm
     check_comm(comm)
     given = model, optimizer, algorithms, comm, timeout, scaler, broadcast
-    make = partial(make_setup, *given, bucket_bytes=bucket_bytes)
+    make = partial(make_setup, *given, weight=weight, bucket_bytes=bucket_bytes)
     with torch.inference_mode(False):  # else steps outside inference mode could not write to buckets
         engine = Engine(make, comm, timeout)
         Hooks(engine)

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd import Variable
 
 from ..buckets import is_view
-from ..flights import BACKWARD, GradientRunner, Life, RuleRunner, Turn
+from ..flights import BACKWARD, GradientRunner, Life, RuleRunner, Turn, Weighing
 from ..keeping import Joint, tensors_of
 from ..lanes import current_stream
 from .landings import GRAD, LeafStreams, within_backward
@@ -50,10 +50,12 @@ class Backward:
         self.arrived: dict[Tensor, None] | None = None  # parameters in the order in which gradients arrive, if recorded
         self.first = True  # no backward has ended yet
         self.held: list[tuple[Tensor, Tensor]] = []  # parameters, and their values at the first backward
+        self.weights: Weighing = lambda: None  # of all ranks in this backward
+        self.weight: float | None = None  # of this rank in this step; None: no backward has averaged gradients
 
     def take(self, runners: Sequence[GradientRunner]) -> None:
         for runner, before in zip(runners, self.runners, strict=False):
-            runner.flown, runner.factor = before.flown, before.factor
+            runner.flown = before.flown
         self.runners, self.names = runners, self.life.setup.names
         self.log: Any = self.life.log
         self.acting: list[GradientRunner] = []
@@ -129,6 +131,8 @@ class Backward:
         self.task, self.reached = task, set()
         self.begun = self.log.now()
         self.prepare()
+        if self.clock.tell is None:  # else when ranks that have run out of batches know of this backward
+            self.weigh()
         self.missing, self.places, self.frozen = [], {}, False
         for place, (runner, i) in enumerate(self.order):
             params = runner.buckets[i].params
@@ -161,6 +165,14 @@ class Backward:
         else:
             self.decisions.joint = None
 
+    def weigh(self) -> None:
+        """Begin to exchange the weights of ranks in this backward."""
+        if self.acting:
+            mine = self.life.ask()
+            self.weight, self.weights = (self.weight or 0.0) + mine, self.life.weigh(mine)
+            for runner in self.acting:
+                runner.weights = self.weights
+
     def hold_states(self) -> None:
         """Update states only after all flights have ended, when each rank knows which gradients any rank has."""
         states = [state for runner in self.acting for state in runner.states if state]
@@ -180,6 +192,8 @@ class Backward:
     def launch_next(self) -> None:
         if self.next == 0:
             self.announce()
+            if self.clock.tell is not None:
+                self.weigh()
         runner, i = self.order[self.next]
         params, whole = runner.buckets[i].params, not self.missing[self.next] and not self.frozen
         if any(map(is_, map(GRAD, params), repeat(None))):
@@ -259,6 +273,7 @@ class Backward:
     def shadow(self) -> None:
         """On a rank without batches, launch zeros while other ranks run a backward. No gradient of this rank is set."""
         self.prepare()
+        self.weigh()
         self.hold_states()
         failed = self.launch_filled(failed=False)
         for runner in self.acting:
@@ -303,7 +318,7 @@ class Backward:
                 )
 
     def step_ended(self) -> None:
-        self.passes, self.divided = 0, False
+        self.passes, self.divided, self.weight = 0, False, None
         for runner in self.runners:
             runner.step_ended()
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..comm import Comm, check_device
+from ..comm.weights import number
 from ..flights import (
     FreeRunner,
     GradientRunner,
@@ -105,10 +106,12 @@ class Engine(Life[AttachSetup]):
         for i, (rule, cut) in enumerate(zip(setup.rules, setup.buckets_of_rules, strict=True)):
             channel, kind = channels[channel_of(rule)], GradientRunner if rule.what == "grad" else WeightRunner
             self.runners.append(kind(i, rule, buckets_of(cut, rule, channel.comm), channel))
+            self.runners[-1].weights = partial(getattr, self, "constant")
         self.on_weights = [runner for runner in self.runners if isinstance(runner, WeightRunner)]
         free = [runner for runner in self.on_weights if runner.rule.window == "free_running"]
         if self.runtime.host and self.free is None:
-            self.free = FreeRunner(free, self.runtime.host)
+            weight = 1.0 if setup.weight is None else None if callable(setup.weight) else number(setup.weight)
+            self.free = FreeRunner(free, self.runtime.host, weight)
         for pace, runner in zip(self.free.paces if self.free else (), free, strict=True):
             pace.runner = runner  # new buckets; an agreement under way continues
         self.backward.take([runner for runner in self.runners if isinstance(runner, GradientRunner)])
@@ -165,7 +168,7 @@ class Engine(Life[AttachSetup]):
         self._rebuild(self.make, "other parameters")
         averaged = {p for runner in self.acting() for p in runner.params() if p not in known}
         if late := [p for p in self.setup.names if p in averaged]:
-            self.together("gradients of new parameters", partial(mean_gradients_, late))
+            self.together("gradients of new parameters", partial(mean_gradients_, late, weights=self.backward.weights))
             for each in self.landings.values():
                 each.fresh.update(map(id, late))
 
@@ -208,7 +211,11 @@ class Engine(Life[AttachSetup]):
         """Launch the flights that land when the next step begins, unless a step has begun."""
         for runner in () if self.begun else self.on_weights:
             if runner.rule.window == "between_steps" and runner.exchanges(self.clock.step) and not runner.air:
-                runner.launch_all(self.clock.step, keep=True)
+                self.launch(runner, keep=True)
+
+    def launch(self, runner: WeightRunner, keep: bool) -> None:
+        runner.weights, runner.weight = self.weigh(runner.weight), 0.0
+        runner.launch_all(self.clock.step, keep)
 
     @torch.no_grad()
     def begin_step(self, land: bool = True) -> None:
@@ -244,6 +251,9 @@ class Engine(Life[AttachSetup]):
         step, self.begun = self.clock.step, False
         if self.on_weights:
             self.clock.announce(Turn.END)
+            weight = self.ask() if self.backward.weight is None else self.backward.weight
+            for runner in self.on_weights if callable(self.setup.weight) else ():
+                runner.weight += weight if runner.rule.acts(step) else 0.0
         try:
             if self.on_weights:
                 self._land_between()
@@ -252,7 +262,7 @@ class Engine(Life[AttachSetup]):
                     runner.land_all()
             for runner in self.on_weights:
                 if runner.rule.window == "after_step" and runner.exchanges(step):
-                    runner.launch_all(step, keep=runner.rule.delay > 0 and runner.rule.mix is None)
+                    self.launch(runner, keep=runner.rule.delay > 0 and runner.rule.mix is None)
                     if runner.rule.delay == 0:
                         runner.land_all()
         finally:  # the optimizer has stepped, even if the exchange after it has been lost

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ..comm import Comm
+from ..comm.weights import row_of, weights_of
 from ..flights import Turn
 from ..monitor import Collective
 from ..tensors import uploaded
@@ -39,6 +40,8 @@ class Announcement(NamedTuple):
     event: int  # the next `Turn` of the rank, or NOTHING
     step: int  # the optimizer steps that it has made
     answered: int  # whether it has launched without batches, so that its weights may be old
+    node: int  # the node of the rank, and its place in it
+    place: int
 
 
 @contextlib.contextmanager
@@ -68,7 +71,7 @@ def joined(engine: Engine, by_all: bool, throw: bool) -> Iterator[None]:
         engine.abandon(error)
         raise
     finally:
-        clock.joined, clock.tell = "", None
+        clock.joined, clock.tell, engine.idle, engine.constant = "", None, False, joining.constant
 
 
 class Joining:
@@ -77,6 +80,7 @@ class Joining:
     def __init__(self, engine: Engine, by_all: bool, throw: bool) -> None:
         self.engine, self.by_all, self.throw, self.answered = engine, by_all, throw, False
         self.unread: deque[Collective] = deque()  # exchanges of announcements, not yet read by this rank
+        self.constant = engine.constant  # the weights of all ranks
 
     # On a rank at work
 
@@ -94,10 +98,8 @@ class Joining:
         announcements, at_work = self._read_all()
         if len(at_work) == len(announcements):
             return
-        if not self.by_all:
-            for runner in backward.runners:
-                runner.factor = len(announcements) / len(at_work)
-        elif again and any(runner.flown and runner.landed_on(i, backward.reached) for runner, i in backward.order):
+        again = self.by_all and again
+        if again and any(runner.flown and runner.landed_on(i, backward.reached) for runner, i in backward.order):
             raise RuntimeError(
                 "a second backward has added gradients to averaged ones, to which the ranks that have run out of "
                 "batches would add none; use att.no_sync() for all but the last backward of a step"
@@ -119,6 +121,7 @@ class Joining:
     @torch.no_grad()
     def answer(self) -> None:
         """Launch the buckets of ranks at work until all have run out. Then take weights of one that trained longest."""
+        self.engine.idle = True
         while True:
             self._exchange(NOTHING)
             announcements, at_work = self._read_all()
@@ -137,8 +140,6 @@ class Joining:
             self.engine.begin_step()  # this lands the flights between the steps
             if event == Turn.END:
                 self.engine.end_step()
-        for runner in self.engine.backward.runners:
-            runner.factor = 1.0
         trained = [rank for rank, each in enumerate(announcements) if each.step == last and not each.answered]
         if len(trained) < len(announcements) and self._shared(last - 1):  # gradients were averaged in the last step
             self._take_from(trained[0])
@@ -146,7 +147,8 @@ class Joining:
     # On all ranks
 
     def _exchange(self, event: int) -> None:
-        engine, mine = self.engine, [event, self.engine.clock.step, self.answered]
+        engine, row = self.engine, row_of(1.0, self.engine.runtime.channels[0].comm)
+        mine = [event, engine.clock.step, self.answered, *map(int, row[1:])]
 
         def exchanged(comm: Comm) -> Tensor:
             return comm.all_gather(uploaded(torch.tensor([mine], dtype=torch.int64), engine.setup.device))
@@ -161,6 +163,10 @@ class Joining:
         if self.throw and 0 < len(at_work) < len(announced):
             out = min(set(range(len(announced))) - set(at_work))
             raise RanOut(f"rank {out} has run out of batches, and others have not; throw_on_early_termination=True")
+        if not self.by_all:  # of constant weights, those of ranks at work
+            ones = [(1.0, each.node, each.place) for each in announced]
+            rows = zip(announced, self.constant or ones, strict=True)
+            self.engine.constant = weights_of([(w * (each.event != NOTHING), n, p) for each, (w, n, p) in rows])
         return announced, at_work
 
     def _parsed(self, table: Tensor) -> list[Announcement]:

@@ -30,7 +30,7 @@ from ..buckets import What, check_averaged, split
 from ..comm import Comm, check_device, members_of
 from ..costs import Sizes, sizes_of
 from ..rules import Rule, rules_of
-from ..runtime.agreement import Setup, as_time, check_scaler, named, reshard
+from ..runtime.agreement import Setup, as_time, check_scaler, check_weight, named, reshard
 from ..topology.chosen import chooses
 from .aside import standing_aside
 
@@ -60,6 +60,7 @@ def make_setup(
     scaler: Any,
     broadcast: Any,
     ever: Collection[Tensor],
+    weight: Any,
     bucket_bytes: Any,
     order: Sequence[str] = (),
 ) -> AttachSetup:
@@ -93,6 +94,7 @@ def make_setup(
     for rule in rules:
         rule.stage.check(comm)
     check_scaler(scaler, rules)
+    weighing = check_weight(weight, rules)
     plain = named(model)
     names, frozen = {p: plain[p] for p in names}, tuple(name for p, name in plain.items() if p not in names)
     steppers = {p: i for i, each in enumerate(optimizers) for group in each.param_groups for p in group["params"]}
@@ -103,7 +105,7 @@ def make_setup(
         apart = len(optimizers) > 1 and rule.what == "grad" and rule.stage.remembers()
         cut = split(ordered, *sizes[rule.what], steppers if apart else {})
         buckets_of_rules.append(tuple(map(tuple, cut)))
-    lines = [f"bucket_bytes={sizes['grad'].most}", f"optimizers={len(optimizers)}"]
+    lines = [f"bucket_bytes={sizes['grad'].most}", f"optimizers={len(optimizers)}", weighing]
     lines += [f"scaler={scaler is not None}", f"broadcast={bool(broadcast)}"]
     for each in optimizers:
         counts = [len(group["params"]) for group in each.param_groups]
@@ -114,7 +116,8 @@ def make_setup(
         for i, bucket in enumerate(buckets):
             lines += [f"  bucket {i}: {names[p]} {tuple(p.shape)} {p.dtype}" for p in bucket]
     common = rules, names, frozen, device, as_time(timeout), scaler, tuple(lines)
-    return AttachSetup(*common, model, optimizers, tuple(buckets_of_rules), sizes, tuple(order), bool(broadcast))
+    cuts = tuple(buckets_of_rules)
+    return AttachSetup(*common, model, optimizers, cuts, sizes, tuple(order), bool(broadcast), weight=weight)
 
 
 def optimizers_of(optimizer: Any) -> tuple[Optimizer, ...]:

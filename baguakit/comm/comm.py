@@ -20,10 +20,11 @@ from .groups import HOSTS, Membership, check_mesh, facts_of, flat_group, gloo_be
 from .own import Flows, flows_of, longer, own_groups, shut_all
 from .sending import FLAT, INTER, INTRA, Inner, Rider, Sent, SentFormat, from_host
 from .symmetric import NodeMemory, node_of
+from .weights import Weighted, Weights, between, within
 
 
 @dataclass(frozen=True, eq=False)
-class Comm(Inner):
+class Comm(Weighted, Inner):
     """A group of ranks, the nodes that the group spans, and the round and step at which the group is used.
 
     Args:
@@ -67,7 +68,6 @@ class Comm(Inner):
     _round: int | None = None
     _step: int | None = None
     _bucket: int = 0
-    _share: float = 1.0  # by which this rank multiplies what it contributes to a mean
     _call: int = 0  # distinguishes the messages of different calls
     _meet: Callable[[], None] | None = None  # called before this Comm waits for other ranks or adds values
     _sent: Sent | None = None  # counted for a report
@@ -75,6 +75,7 @@ class Comm(Inner):
     _part: str = FLAT
     _rider: Rider | None = None  # flags that the first all-gather carries
     _node: NodeMemory | None = None  # for exchanges in one kernel
+    _weights: Weights | None = None  # of all ranks, if they differ
 
     def __post_init__(self) -> None:
         if self.group is None and not dist.is_initialized():
@@ -166,17 +167,15 @@ class Comm(Inner):
     @property
     def intra(self) -> "Comm":
         """The `Comm` of the ranks of this node. Raises a ValueError without a mesh."""
-        return replace(self, group=self._nodes()[0], mesh=None, _parts=None, flows=1, _flows={}, _part=INTRA)
+        group, nodes = self._nodes()
+        weights = within(self._weights, nodes.rank())
+        return replace(self, group=group, mesh=None, _parts=None, flows=1, _flows={}, _part=INTRA, _weights=weights)
 
     @property
     def inter(self) -> "Comm":
         """The `Comm` of the ranks, one per node, that have the same number within their node as this rank."""
-        return replace(self, group=self._nodes()[1], mesh=None, _parts=None, _part=INTER)
-
-    @property
-    def hierarchical(self) -> bool:
-        """True if this `Comm` has a mesh, so that `intra` and `inter` can be used."""
-        return self._parts is not None
+        weights = between(self._weights)
+        return replace(self, group=self._nodes()[1], mesh=None, _parts=None, _part=INTER, _weights=weights)
 
     # Collectives on flat tensors. All ranks of the group call them in the same order.
 

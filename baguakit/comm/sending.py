@@ -91,7 +91,7 @@ def check_gathered(out: Tensor, x: Tensor, size: int, name: str = "x") -> None:
 def gather_objects(value: Any, group: Any, plain: bool) -> list[Any]:
     """Return each rank's `value`, by rank; sent as JSON if `plain`, else as a pickle. Collective."""
     content = json.dumps(value).encode() if plain else pickle.dumps(value)
-    mine, there = torch.frombuffer(bytearray(content), dtype=torch.uint8), _device_of(group)
+    mine, there = torch.frombuffer(bytearray(content), dtype=torch.uint8), device_of(group)
     sizes = torch.empty(group.size(), dtype=torch.int64, device=there)
     all_gather_single(sizes, torch.tensor([len(mine)], device=there), group=group)
     counts = sizes.tolist()
@@ -106,7 +106,7 @@ def gather_objects(value: Any, group: Any, plain: bool) -> list[Any]:
 def broadcast_object(value: Any, source: int, group: Any) -> Any:
     """Return the picklable `value` of rank `source`. Collective."""
     content = pickle.dumps(value if group.rank() == source else None)
-    mine, there = torch.frombuffer(bytearray(content), dtype=torch.uint8), _device_of(group)
+    mine, there = torch.frombuffer(bytearray(content), dtype=torch.uint8), device_of(group)
     size = torch.tensor([len(mine)], device=there)
     dist.broadcast(size, group=group, group_src=source)
     landed = mine.to(there) if group.rank() == source else torch.empty(int(size), dtype=torch.uint8, device=there)
@@ -114,7 +114,7 @@ def broadcast_object(value: Any, source: int, group: Any) -> Any:
     return pickle.loads(landed.cpu().numpy().tobytes())
 
 
-def _device_of(group: Any) -> torch.device:
+def device_of(group: Any) -> torch.device:
     kinds = {each.type for each in group._device_types}
     return torch.device("cpu") if "cpu" in kinds else torch.device("cuda", torch.cuda.current_device())
 
@@ -248,7 +248,7 @@ def from_host(collective: F) -> F:
 
 
 class Inner:
-    """The methods of a `Comm` that only this package calls."""
+    """The methods of a `Comm` that, but for `hierarchical`, only this package calls."""
 
     group: Any
     rank: int
@@ -257,6 +257,11 @@ class Inner:
     _part: str
     _sent: Sent | None
     _call: int
+
+    @property
+    def hierarchical(self) -> bool:
+        """True if this `Comm` has a mesh, so that `intra` and `inter` can be used."""
+        return self._parts is not None
 
     def _stages(self, x: Tensor) -> bool:
         """Return whether `x` is sent from the memory of the host, and is not there."""

@@ -3,12 +3,12 @@
 from .checkpoint import load_bucket, load_runners, save_runner, whole_of
 from .gradients import GradientRunner, mean_gradients_
 from .life import BACKWARD, STEP, Attached, Clock, Life, Logbook, Turn
-from .runner import BucketFlight, Ledger, RuleRunner, buckets_of
+from .runner import BucketFlight, Ledger, RuleRunner, Weighing, buckets_of
 from .sealing import checksum, differs_between_ranks
 from .weights import FreeRunner, WeightRunner
 
 __all__ = [
     "BACKWARD", "STEP", "Attached", "BucketFlight", "Clock", "FreeRunner", "GradientRunner", "Ledger", "Life",
-    "Logbook", "RuleRunner", "Turn", "WeightRunner", "buckets_of", "checksum", "differs_between_ranks",
+    "Logbook", "RuleRunner", "Turn", "Weighing", "WeightRunner", "buckets_of", "checksum", "differs_between_ranks",
     "load_bucket", "load_runners", "mean_gradients_", "save_runner", "whole_of",
 ]  # fmt: skip

@@ -73,6 +73,8 @@ def save_runner(runner: RuleRunner, names: Names, flights: bool = True, same_ran
                 save(bucket, "flight.before", flight.before)
         if runner.air and runner.launched is not None:
             saved["launched"] = runner.launched
+        if runner.weight:
+            saved["weight"] = runner.weight
     elif flights and isinstance(runner, GradientRunner):
         for k, delayed in enumerate(runner.ring):
             for bucket in delayed.buckets:
@@ -113,7 +115,7 @@ def load_runners(
                 used = [known.get(names[p], {}).get(f"flight.{k}.used", True) for p in runner.params()]
                 delayed.flags.mine, delayed.flags.rows = [int(each) for each in used], None
         elif isinstance(runner, WeightRunner):
-            runner.launched = rule.get("launched")
+            runner.launched, runner.weight = rule.get("launched"), rule.get("weight", 0.0)
 
 
 def load_bucket(runner: RuleRunner, i: int, names: Names, saved: Mapping[str, Any], same_ranks: bool) -> None:

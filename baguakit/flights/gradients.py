@@ -24,7 +24,7 @@ from ..lanes import Phases
 from ..primitives import mean_
 from ..stages import Stage
 from ..tensors import uploaded
-from .runner import BucketFlight, RuleRunner
+from .runner import BucketFlight, RuleRunner, Weighing
 
 VERSION, GRAD = attrgetter("_version"), attrgetter("grad")
 NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -92,7 +92,6 @@ class GradientRunner(RuleRunner):
     untouched: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # gradients not accumulated into, and copies
     mine: list[int] = field(default_factory=list)  # the flags of the buckets launched so far
     versions: list[int] = field(default_factory=list)  # of the views of each bucket, summed, when they landed
-    factor: float = 1.0  # of the gradients at launch: not 1 where the mean is over some ranks only
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -113,7 +112,7 @@ class GradientRunner(RuleRunner):
         """Launch bucket `i` with the gradients in `touched` and zeros; `whole` tells that all are in it."""
         if i == 0:
             self.untouched, self.mine = [], []
-        bucket, factor, idle = self.buckets[i], self.factor, list[Tensor]()
+        bucket, idle = self.buckets[i], list[Tensor]()
         grads = list(map(GRAD, bucket.params))
         if whole:
             self.mine += [1] * len(grads)
@@ -129,7 +128,7 @@ class GradientRunner(RuleRunner):
             flat = bucket._load_gradients(grads, beside)
             if idle:
                 self.untouched += [(view, view.clone()) for view in idle]
-            return flat if factor == 1 else flat.mul_(factor)
+            return flat
 
         self._launch(i, step, load, flags, scale, joint)
 
@@ -267,11 +266,11 @@ class GradientRunner(RuleRunner):
 
 
 @torch.no_grad()
-def mean_gradients_(params: Sequence[Tensor], comm: Comm) -> None:
+def mean_gradients_(params: Sequence[Tensor], comm: Comm, weights: Weighing) -> None:
     """Average the gradients of `params`, uncompressed. A gradient that only some ranks have is zero on the others."""
     mine = torch.tensor([p.grad is not None for p in params], dtype=torch.uint8, device=params[0].device)
     used = comm.all_reduce(mine, dist.ReduceOp.MAX).tolist() if comm.size > 1 else []
     for p, somewhere in zip(params, used, strict=False):
         if somewhere and p.grad is None:
             p.grad = torch.zeros_like(p)
-    mean_([p.grad for p in params if p.grad is not None], comm)
+    mean_([p.grad for p in params if p.grad is not None], comm._with(_weights=weights()))

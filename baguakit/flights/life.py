@@ -22,14 +22,15 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..comm import Comm
+from ..comm.weights import Weights, number, row_of, weights_over
 from ..keeping import Joint
 from ..lanes import Moment, between, moment, passed
 from ..monitor import Collective, PeerError
 from ..runtime.agreement import AnySetup
-from ..runtime.runtime import Runtime
+from ..runtime.runtime import Runtime, or_abandon
 from .checkpoint import save_runner
 from .gradients import FAILED, GradientRunner
-from .runner import RECORDED, RuleRunner
+from .runner import RECORDED, RuleRunner, Weighing
 from .sealing import opened, sealed
 
 
@@ -184,11 +185,22 @@ class Life(Generic[AnySetup]):
         self.runners: list[Any] = []  # one for each rule
         self.log = Logbook(torch.device("cpu"), on=False)  # the times of training since the buckets were made
         self.unhook = contextlib.ExitStack()  # takes hooks out, at the end
+        self.constant: Weights | None = None  # the weights of ranks, if they are numbers that differ
+        self.idle = False  # this rank has run out of batches, so that its weight is 0
 
     def agree(self) -> None:
         """Agree with all ranks on the setup, and make the runtime. Collective: an error is raised on all ranks."""
         self.decisions = Decisions(alike=self.alike)
+        if self.comm._weights is not None:
+            raise ValueError("comm has weights already; give its weight as weight=, and a Comm without weights")
         self.runtime = Runtime(self.kind, self.make_setup, self.comm, self.timeout, self.aborted)
+        weight = self.setup.weight
+        if weight is not None and not callable(weight):
+            with or_abandon(self.runtime):
+                own = self.together("the weights of ranks", lambda comm: comm.weighted(weight))
+                self.constant = own._weights
+                for rule in self.setup.rules:
+                    rule.stage.check(own)
         if len(self.setup.kinds) > 1 and all(rule.what == "grad" for rule in self.setup.rules):  # known to rank 0
             warnings.warn(
                 f"ranks train on {' and '.join(sorted(self.setup.kinds))}: all get the same gradients, but the "
@@ -206,6 +218,22 @@ class Life(Generic[AnySetup]):
 
     def together(self, label: str, work: Callable[[Comm], Any], meet: bool = False) -> Any:
         return self.runtime.channels[0].together(label, work, meet)
+
+    def ask(self) -> float:
+        """Return the weight of what this rank has just learned from, if a function gives it; else 1."""
+        if self.idle or not callable(self.setup.weight):
+            return 0.0 if self.idle else 1.0
+        weight = self.setup.weight()
+        return number(weight.item() if isinstance(weight, Tensor) and weight.numel() == 1 else weight)
+
+    def weigh(self, mine: float) -> Weighing:
+        """Begin to exchange the weights of ranks, if functions give them; return a function that waits for them."""
+        if (channel := self.runtime.weighing) is None:
+            constant = self.constant
+            return lambda: constant
+        row = row_of(mine, self.runtime.channels[0].comm)
+        begun = channel.begin("the weights of ranks", lambda comm: weights_over(comm, row))
+        return partial(self.runtime.monitor.wait_for, begun)
 
     def acting(self) -> list[Any]:
         step = self.clock.step

@@ -8,7 +8,7 @@ residuals and replicas, change the scales of the next flight, and be missing fro
 import copy
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from operator import itemgetter
 from types import GeneratorType
@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_map_only
 
 from ..buckets import Bucket, Pair, local
 from ..comm import Comm, SentFormat
+from ..comm.weights import Weights
 from ..compressors import Compressor
 from ..keeping import tensors_of
 from ..lanes import Phases
@@ -34,6 +35,7 @@ from ..topology.chosen import as_chosen, chooses
 PADDED = 4096  # values by which any bucket may be padded
 MOST_KINDS = 64  # of flights that are told apart in a bucket
 RECORDED = 100  # flights of a bucket, and steps, of which records are kept
+Weighing = Callable[[], Weights | None]
 Tally = list[tuple[Tensor, Tensor]]  # the norms of the tensors compressed in a flight, each with that of its error
 
 
@@ -84,6 +86,7 @@ class RuleRunner:
     # a step is lost, the state goes back to the copy made before the first of these flights.
     journal: list[BucketFlight] | None = None
     current_stage: Stage | None = None  # the stage in this round
+    weights: Weighing = field(default=lambda: None, repr=False)  # waits for those of all ranks, in flights launched now
 
     def __post_init__(self) -> None:
         stage = self.rule.stage
@@ -105,7 +108,8 @@ class RuleRunner:
         for i, bucket in enumerate(self.buckets):
             if self.rule.what == "data":
                 bucket.load("data")
-            states.append(init_stage(self.rule.stage, bucket, comm.for_flight(0, None, self.number(i), {})))
+            here = comm.for_flight(0, None, self.number(i), {})._with(_weights=self.weights())
+            states.append(init_stage(self.rule.stage, bucket, here))
         self.states = states  # whole: those so far stay if a rank is lost meanwhile
 
     def number(self, bucket: int) -> int:
@@ -114,18 +118,17 @@ class RuleRunner:
 
     def launch(
         self, i: int, step: int | None, work: Any = None, before: Tensor | None = None,
-        beside: list[Pair] | None = None, share: float = 1.0, source: int | None = None,
+        beside: list[Pair] | None = None, source: int | None = None,
     ) -> BucketFlight:  # fmt: skip
         """Launch bucket `i`: on the lane, call `work(stage, flat, comm)`, or the stage if there is no `work`.
 
         `stage` is the stage of this round. Once `compression_error` has been called, the stage also measures its error.
         If `beside` is given, pairs (padding, zeros) are added to this list, and `work` copies them to zero the padding.
-        The rank multiplies what it contributes by `share`. With a `source`, all ranks first take that rank's state.
+        With a `source`, all ranks first take that rank's state.
         """
         state, bucket, channel, ledger = self.states[i], self.buckets[i], self.channel, self.ledgers[i]
-        formats, tally, kept = list[SentFormat](), Tally(), list[State]()
+        formats, tally, kept, weights = list[SentFormat](), Tally(), list[State](), self.weights
         comm = channel.comm.for_flight(self.round, step, self.number(i), ledger.sent, formats)
-        comm = comm if share == 1 else comm._with(_share=share)
         if self.rule.window == "free_running":  # for checkpoints meanwhile
             kept.append(tree_map_only(Tensor, Tensor.clone, state))
         if channel.monitor.error is not None:
@@ -151,10 +154,11 @@ class RuleRunner:
                     pairs = clear_padding_(self.rule.stage, state, bucket, comm, beside is not None)
                     if beside is not None:
                         beside.extend(pairs)
+                used = comm._with(_weights=weights())
                 if work is not None:
-                    result = work(stage, bucket.flat, comm)
+                    result = work(stage, bucket.flat, used)
                     return (yield from result) if type(result) is GeneratorType else result
-                return (yield from self.phases_of(stage, bucket.flat, state, comm))
+                return (yield from self.phases_of(stage, bucket.flat, state, used))
             except Exception as error:
                 channel.note(label, error)
                 raise

@@ -66,7 +66,8 @@ STATE = {"version": int, "ranks": Positive, "step": Natural, "rules": Mapping[st
 RULE = {"rule": str, "round": Natural, "cut": Sequence[Sequence[str]]}
 RULE |= {"parameters": Mapping[str, Tensors], "own": Tensors}
 SEAL = dict.fromkeys(("rank", "world", "run", "frozen", "sums"), Any)
-OTHERS = {"launched": Natural, "order": Sequence[str], "tuned": Mapping[str, Positive]}  # some states have these
+# Some states have these.
+OTHERS = {"launched": Natural, "weight": float, "order": Sequence[str], "tuned": Mapping[str, Positive]}
 
 
 def check_state(state: Any, runners: Sequence[RuleRunner]) -> None:

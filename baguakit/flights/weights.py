@@ -27,12 +27,14 @@ import threading
 import time
 from collections.abc import Sequence
 from math import floor, inf
+from operator import mul
 from typing import NamedTuple
 
 import torch
 from torch.distributed import ReduceOp
 
 from ..comm import Comm
+from ..comm.weights import row_of, weights_of
 from ..kernels.operators import land_, mix_
 from ..monitor import Collective
 from ..rules import Rule
@@ -45,6 +47,7 @@ class WeightRunner(RuleRunner):
     """A runner of a rule on weights."""
 
     launched: int | None = None  # the step of the latest launch; None if a checkpoint does not tell it
+    weight: float = 0.0  # of this rank's steps since it last contributed, if a function gives the weight of each step
     _asked: tuple[int, bool] = (-1, False)
 
     def exchanges(self, step: int) -> bool:
@@ -60,20 +63,18 @@ class WeightRunner(RuleRunner):
         launch = step - self.rule.delay
         return bool(self.air) and (self.rule.exchanges(launch) if self.launched is None else self.launched == launch)
 
-    def launch_all(self, step: int | None, keep: bool, share: float = 1.0, source: int | None = None) -> None:
-        """Launch all buckets; `keep` a copy if only their change is to land. For `share` and `source` see `launch`.
+    def launch_all(self, step: int | None, keep: bool, counted: bool = True, source: int | None = None) -> None:
+        """Launch all buckets; `keep` a copy if only their change is to land. For `source` see `launch`.
 
-        With an anchor and `share=0`, the anchor is launched in the place of the weights, so that its change lands.
+        If the rank is not `counted`, an anchor is launched in the place of the weights, so that its change lands.
         """
         self.launched, anchored = step, self.rule.stage.anchored
         for i, bucket in enumerate(self.buckets):
             flat = bucket.load("data")
-            if anchored and not share:
+            if anchored and not counted:
                 flat.copy_(self.states[i]["anchor"])
             before = flat.clone() if keep else None
-            if share != 1 and not anchored:
-                flat.mul_(share) if share else flat.zero_()  # 0 · inf would not be 0
-            self.launch(i, step, before=before, share=share if anchored else 1.0, source=source)
+            self.launch(i, step, before=before, source=source)
         if self.in_phases:
             self.channel.lane.flush()
         self.round += 1
@@ -116,6 +117,8 @@ class Said(NamedTuple):
     weight: float  # of its contribution
     speed: float  # its steps per second
     round: float  # that it will launch; less than others' after it has loaded an older state
+    node: float = 0.0  # of the rank, and its place in it
+    place: float = 0.0
 
 
 class Agreed(NamedTuple):
@@ -127,8 +130,9 @@ class Agreed(NamedTuple):
 class Pace:
     """The steps of this rank from one contribution to the next, in one rule."""
 
-    def __init__(self, runner: WeightRunner) -> None:
+    def __init__(self, runner: WeightRunner, weight: float | None = 1.0) -> None:
         self.runner, self.rule = runner, runner.rule
+        self.weight = weight  # of this rank; None: that of its steps since it last contributed
         self.acts = self.there = True
         self.steps, self.since = 0, time.monotonic()  # since the latest contribution
         self.length: int | None = self.rule.offset or None  # in steps, of this round; None: not known yet
@@ -162,11 +166,16 @@ class Pace:
         return self.steps >= self.length
 
     def says(self) -> Said:
-        ready = time.monotonic() - self.ready
-        return Said(self.there, max(ready, 0.0) if ready > -inf else -1.0, 1.0, self.speed, self.runner.round)
+        ready, weight = time.monotonic() - self.ready, self.runner.weight if self.weight is None else self.weight
+        weight, *place = row_of(weight, self.runner.channel.comm)
+        wait = max(ready, 0.0) if ready > -inf else -1.0
+        return Said(self.there, wait, weight, self.speed, self.runner.round, *place)
 
     def launch(self, said: Sequence[Said], rank: int) -> None:
-        """Launch the flight that ranks agreed on, with the share w_r n / Σ w of those that counted."""
+        """Launch the flight that ranks agreed on, with the weights of those that count.
+
+        A rank does not count if it is not ready, or has an older state than others.
+        """
         latest, mine = max(each.round for each in said), said[rank]
         oldest = min(each.round for each in said)
         if self.rule.stage.anchored and 0 == oldest < latest:
@@ -176,18 +185,20 @@ class Pace:
             )
         source = next(r for r, each in enumerate(said) if each.round == latest) if oldest < latest else None
         self.runner.round = int(latest)
-        weight = weight_of(mine, latest)
-        share = weight and weight * len(said) / sum(weight_of(each, latest) for each in said)
+        count = [each.ready >= 0 and each.round == latest for each in said]
+        some = any(map(mul, (each.weight for each in said), count))  # else all that count are alike
+        rows = [
+            (c * (each.weight if some else 1.0), each.node, each.place) for c, each in zip(count, said, strict=True)
+        ]
+        weights = weights_of(rows)
+        self.runner.weights = lambda: weights
         if isinstance(self.rule.every, BySpeed) and mine.speed:
             self.most = max(1, floor(self.rule.every.most * mine.speed / max(each.speed for each in said)))
-        self.runner.launch_all(None, keep=True, share=share, source=source)
-        if weight:
+        self.runner.launch_all(None, keep=True, counted=count[rank], source=source)
+        if count[rank]:
+            if self.weight is None:
+                self.runner.weight -= mine.weight
             self.steps, self.since, self.length, self.ready = 0, time.monotonic(), None, inf
-
-
-def weight_of(said: Said, latest: float) -> float:
-    """Return the weight of a rank in a flight: 0 if it is not ready, or has an older state than the others."""
-    return said.weight if said.ready >= 0 and said.round == latest else 0.0
 
 
 def chosen(said: Sequence[Sequence[Said]], rules: Sequence[Rule]) -> int | None:
@@ -207,8 +218,9 @@ def chosen(said: Sequence[Sequence[Said]], rules: Sequence[Rule]) -> int | None:
 class FreeRunner:
     """The free-running rules on a rank: they rest, agree over `host` on a flight, wait for its launch, or one flies."""
 
-    def __init__(self, runners: Sequence[WeightRunner], host: Channel) -> None:
-        self.paces, self.host, self.monitor = [Pace(each) for each in runners], host, runners[0].channel.monitor
+    def __init__(self, runners: Sequence[WeightRunner], host: Channel, weight: float | None = 1.0) -> None:
+        self.paces, self.host = [Pace(each, weight) for each in runners], host
+        self.monitor = runners[0].channel.monitor
         self.agreement: Collective | None = None
         self.agreed: Agreed | None = None
         self.over = False  # no rank trains any more

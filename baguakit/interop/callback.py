@@ -34,7 +34,7 @@ class BaguaCallback(TrainerCallback):
 
     Args:
         algorithms: as in `bk.attach`, such as `bk.algorithms.bytegrad()`.
-        options: `comm`, `bucket_bytes` and `timeout` of `bk.attach`. The scaler is that of `Trainer`.
+        options: `comm`, `bucket_bytes`, `timeout` and `weight` of `bk.attach`. The scaler is that of `Trainer`.
 
     Attributes:
         attachment: the latest `Attachment`; None before the first training.

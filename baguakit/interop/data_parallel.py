@@ -21,6 +21,7 @@ from ..arguments import message
 from ..buckets import check_averaged, real
 from ..comm import Comm, check_comm, members_of
 from ..comm.sending import backend_of
+from ..comm.weights import Weight
 from ..runtime.agreement import Setup, as_time, named
 from ..runtime.runtime import or_abandon
 from .handle import Handle, HookLife, rules_on_gradients
@@ -38,6 +39,7 @@ def ddp(
     *,
     scaler: Any = None,
     timeout: float | timedelta | None = None,
+    weight: Weight = None,
 ) -> Handle:
     """Let a stage average the gradients of a model in `DistributedDataParallel`, in place of DDP's all-reduce.
 
@@ -53,6 +55,7 @@ def ddp(
             because only a mesh says which ranks are on one node.
         scaler: the GradScaler in use; the stage then gets unscaled gradients.
         timeout: seconds (or a timedelta) after which a flight fails and the rank at fault is named; None: 600.
+        weight: as in `bk.attach`. A function is called once in each backward that averages.
 
     Returns:
         A `Handle` with the methods `state_dict`, `load_state_dict`, `report`, `detach`.
@@ -82,7 +85,7 @@ def ddp(
             raise ValueError("this model has a stage already: call detach() on its handle before giving it another")
         frozen = tuple(name for p, name in plain.items() if not p.requires_grad)
         lines = tuple(f"{name} {tuple(p.shape)} {p.dtype}" for p, name in names.items())
-        return Setup(rules, names, frozen, device, as_time(timeout), scaler, lines)
+        return Setup(rules, names, frozen, device, as_time(timeout), scaler, lines, weight=weight)
 
     return Handle(DataParallelLife(make, comm, timeout, ddp_model))
 

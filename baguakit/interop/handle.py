@@ -20,7 +20,7 @@ from ..keeping import Joint
 from ..lanes import Phases
 from ..report import Report, Row, make_report
 from ..rules import Algorithm, Rule, during_backward, rules_of
-from ..runtime.agreement import Setup, check_scaler
+from ..runtime.agreement import Setup, check_scaler, check_weight
 from ..runtime.runtime import or_abandon, warm_up
 from ..stages import Stage
 from ..stages.base import init_stage
@@ -145,7 +145,8 @@ class HookLife(Life[Setup]):
         check_scaler(setup.scaler, setup.rules)
         for rule in setup.rules:
             rule.stage.check(self.comm)
-        return replace(setup, lines=(*map(repr, setup.rules), f"scaler={setup.scaler is not None}", *setup.lines))
+        first = f"scaler={setup.scaler is not None}", check_weight(setup.weight, setup.rules)
+        return replace(setup, lines=(*map(repr, setup.rules), *first, *setup.lines))
 
     def begin(self) -> HookRunner | None:
         """Return the runner whose rule acts in this backward, if any. The first call in a backward begins a step."""
@@ -157,6 +158,9 @@ class HookLife(Life[Setup]):
                 self.decisions.forget()
             self.task = task
             Variable._execution_engine.queue_callback(lambda: self.end(task))
+            self.weights = self.weigh(self.ask())
+            for runner in self.runners:
+                runner.weights = self.weights
         return next(iter(self.acting()), None)
 
     def launch(self, runner: HookRunner, called: int, flat: Tensor, params: Sequence[Tensor], *how: Any) -> int:
@@ -180,6 +184,7 @@ class HookLife(Life[Setup]):
         if task == self.task and not self.runtime.over:
             self.task = -1
             self.land(self.acting())
+            self.weights()  # also if no rule has acted
             self.clock.step += 1
 
     def rows(self) -> Iterable[Row]:

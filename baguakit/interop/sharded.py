@@ -29,8 +29,9 @@ from torch.distributed import ReduceOp
 from ..arguments import instance, message, truth
 from ..buckets import real
 from ..comm import Comm, SentFormat, check_comm, members_of
+from ..comm.weights import Weight, weighed
 from ..compressors import Compressor
-from ..flights import Ledger
+from ..flights import Ledger, Weighing
 from ..keeping import finite
 from ..primitives import compressed_all_gather, compressed_reduce_scatter
 from ..primitives.collectives import scattered_mean
@@ -52,6 +53,7 @@ def fsdp(
     broadcast: bool = True,
     scaler: Any = None,
     timeout: float | timedelta | None = None,
+    weight: Weight = None,
 ) -> Handle:
     """Let a stage average the gradients of an FSDP2 model.
 
@@ -72,6 +74,8 @@ def fsdp(
         broadcast: with `comm`, begin with the weights and buffers of rank 0 of `comm`.
         scaler: the `ShardedGradScaler` in use; stages then get unscaled gradients.
         timeout: seconds (or a timedelta) after which a flight fails and the rank at fault is named; None: 600.
+        weight: as in `bk.attach`. A function is called once in each backward that averages. With `comm`, give all ranks
+            over which FSDP shards the same weight: FSDP itself averages over them.
 
     Returns:
         A `Handle` with the methods `state_dict`, `load_state_dict`, `report`, `detach`.
@@ -110,7 +114,7 @@ def fsdp(
         names = {shard: name for unit in units for shard, name in unit.shards.items()}
         frozen = tuple(name for p, name in named(model).items() if not p.requires_grad)
         lines = (f"weights={weights!r}", *(f"{name} {tuple(shard.shape)}" for shard, name in names.items()))
-        return Setup(rules, names, frozen, device, as_time(timeout), scaler, lines)
+        return Setup(rules, names, frozen, device, as_time(timeout), scaler, lines, weight=weight)
 
     life = ShardedLife(make, comm, timeout, units, across, weights)
     if across and broadcast and comm.size > 1:
@@ -286,10 +290,13 @@ class ReduceScatter(UnitCollective):
         """Write this rank's shard to `output_tensor` on the current stream. Return None, so that FSDP does not wait."""
         life, out, x = self.life, real(output_tensor).view(-1), real(input_tensor).view(-1)
         if not life.fly(self.i, x, scatter, out):
-            life.together("gradients", lambda comm: life.show_fault(out.copy_(scatter(Mean(), x, {}, comm))))
+            life.together("gradients", partial(self.exact, x, out, life.weights))
         if op != ReduceOp.AVG:
             # `set_gradient_divide_factor(f)` makes FSDP ask for a PREMUL_SUM, whose factor is 1 / f.
             output_tensor.mul_(group.size() * (1 if op == ReduceOp.SUM else float(op.__getstate__()[1])))
+
+    def exact(self, x: Tensor, out: Tensor, weights: Weighing, comm: Comm) -> None:
+        self.life.show_fault(out.copy_(scatter(Mean(), x, {}, comm._with(_weights=weights()))))
 
 
 @dataclass(eq=False)
@@ -334,4 +341,5 @@ def scatter(stage: Any, x: Tensor, state: State, comm: Comm) -> Tensor:
         # Only one rank sees that its shard is not finite, but then all ranks must keep their old residuals.
         return shard, comm.all_reduce(finite(shard).float(), ReduceOp.MIN) > 0
 
-    return stage._feed_back(x, state["residual"], inner).to(x.dtype)
+    dtype, (y, comm) = x.dtype, weighed(x, comm)
+    return stage._feed_back(y, state["residual"], inner).to(dtype)

@@ -24,6 +24,7 @@ except ImportError as error:
 from .. import algorithms
 from ..attach import Attachment, attach
 from ..comm import Comm
+from ..comm.weights import Weight
 from ..flights import differs_between_ranks
 from ..rules import rules_of
 from ..stages import Hierarchical
@@ -44,6 +45,7 @@ class BaguaStrategy(DDPStrategy):
             `bk.algorithms`, which is called without arguments.
         bucket_bytes: the approximate size of a bucket, as in `bk.attach`.
         flight_timeout: seconds (or a timedelta) after which a flight fails and the rank at fault is named.
+        weight: of this rank in means, as in `bk.attach`.
         options: options of `DDPStrategy` itself, not of the DDP wrapper: `process_group_backend`, `timeout`,
             `start_method`, `precision_plugin`, `checkpoint_io` and others.
 
@@ -60,6 +62,7 @@ class BaguaStrategy(DDPStrategy):
         *,
         bucket_bytes: int | None = None,
         flight_timeout: float | timedelta | None = None,
+        weight: Weight = None,
         **options: Any,
     ) -> None:
         if unknown := sorted(set(options) - OPTIONS):
@@ -70,7 +73,7 @@ class BaguaStrategy(DDPStrategy):
                 raise ValueError(f"there is no bk.algorithms.{algorithm}; there are {', '.join(algorithms.__all__)}")
             algorithm = getattr(algorithms, algorithm)()
         self.rules = rules_of(algorithm)
-        self._attach = partial(attach, bucket_bytes=bucket_bytes, timeout=flight_timeout)
+        self._attach = partial(attach, bucket_bytes=bucket_bytes, timeout=flight_timeout, weight=weight)
         self.attachment: Attachment | None = None
 
     # Training

@@ -31,6 +31,7 @@ from torch import Tensor
 from ..arguments import describe, instance, integer, tensor, truth
 from ..comm import Comm, check_comm
 from ..comm.sending import check_peer
+from ..comm.weights import times_, weighed
 from ..compressors import Compressor
 from ..compressors.base import check_dense, check_dtype
 from .compressed import ONE_HOP_BYTES, check_averageable, check_residual, compresses, on_flat, row_pieces
@@ -191,8 +192,9 @@ def compressed_all_gather(x: Tensor, compressor: Compressor | None, comm: Comm, 
 def scattered_mean(x: Tensor, comm: Comm) -> Tensor:
     """Return this rank's shard of the mean of the flat `x` (size · k,), which may be overwritten."""
     shard = x.new_empty(x.numel() // comm.size)
-    one_kernel = rows_in_one_kernel(x, None, comm, shard, average=True, add=True)
-    return shard if one_kernel else comm.reduce_scatter(x.mul_(1 / comm.size))
+    if comm._weights is None and rows_in_one_kernel(x, None, comm, shard, average=True, add=True):
+        return shard
+    return comm.reduce_scatter(times_(x, comm._fraction))
 
 
 @torch.no_grad()
@@ -216,7 +218,7 @@ def compressed_reduce_scatter(
         x, compressor, comm: `x` has one shape and dtype on all ranks.
         residual: fp32, contiguous, as long as `x`; overwritten by the compression error of this rank, x − Q(x). The
             residuals of all ranks add up to the exact sum minus the rounded sum, except for the rounding of fp32.
-        average: divide the sum by the number of ranks.
+        average: divide the sum by the number of ranks; with `comm.weighted(w)`, return the weighted mean.
         out: N/n values; may be a part of `x`.
     """
     check_arguments(x, compressor, comm)
@@ -226,8 +228,13 @@ def compressed_reduce_scatter(
         check_residual(residual, x)
     if not x.dim() or x.shape[0] % n:
         raise ValueError(f"x is (size · k, …), its first dimension a multiple of {n} ranks, not {describe(x)}; pad it")
-    result, codec = output(out, x, (x.shape[0] // n, *x.shape[1:])), codec_of(x, compressor, comm, n)
+    result = output(out, x, (x.shape[0] // n, *x.shape[1:]))
     shard = result.detach().view(-1)
+    if average and comm._weights is not None:
+        wide, comm = weighed(values.clone(), comm)
+        shard.copy_(compressed_reduce_scatter(wide, compressor, comm, residual, average))
+        return result
+    codec = codec_of(x, compressor, comm, n)
     if codec is None or compressor is None:
         if residual is not None:
             residual.zero_()

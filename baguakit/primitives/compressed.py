@@ -10,6 +10,7 @@ from torch import Tensor, strided
 from ..arguments import describe, instance, message, several, tensor
 from ..buckets import real
 from ..comm import Comm, check_comm
+from ..comm.weights import times_, weighed
 from ..compressors import Compressor, TopK
 from ..compressors.base import check_dense
 from ..compressors.formats import Blockwise
@@ -88,7 +89,8 @@ def mean_(x: Tensor, comm: Comm) -> Tensor:
     """Average `x` over all ranks:  x ← (1/n) Σ_r x_r.
 
     Multiplies `x` by 1/n, then calls torch's all-reduce in the dtype of `x`, as `DistributedDataParallel` does. In one
-    kernel (`Comm(kernels=True)`) the products are added in fp32, in the order of the ranks.
+    kernel (`Comm(kernels=True)`) the products are added in fp32, in the order of the ranks. With `comm.weighted(w)`,
+    the factor is w_r / Σ_j w_j, and NCCL sends the products.
 
     Args:
         x: a floating tensor of any shape, or a list of them; overwritten and returned.
@@ -99,8 +101,9 @@ def mean_(x: Tensor, comm: Comm) -> Tensor:
     """
     check_comm(comm)
     one_hop = fits_one_hop(x.numel(), x.nbytes, comm.size)
-    if comm.size > 1 and mean_in_one_kernel_(x, None, comm, None, one_hop) is None:
-        comm.all_reduce(x.mul_(1 / comm.size))
+    weighted = comm._weights is not None
+    if comm.size > 1 and (weighted or mean_in_one_kernel_(x, None, comm, None, one_hop) is None):
+        comm.all_reduce(times_(x, comm._fraction))
     return x
 
 
@@ -183,7 +186,8 @@ def compressed_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Te
         comm: the group. With one rank, `x` is unchanged and the residual is 0.
         residual: fp32, as long as `x`; overwritten by the compression error of this rank's contribution, such that
             Σ_r residual_r = Σ_r x_r − n · result, up to the rounding of the result. In one hop it is x − Q(x). In two
-            hops the owner of a shard adds n times the error of the second compression.
+            hops the owner of a shard adds n times the error of the second compression. With `comm.weighted(w)`, the
+            contribution is `comm.share` times x.
 
     Raises:
         TypeError: a tensor is not floating, or is sparse; `compressor` is not dense.
@@ -204,6 +208,11 @@ def mean_in_phases(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | 
     With `check`, return for `Blockwise` in two hops over NCCL, and in one kernel, a bool tensor, whether the result is
     finite; else None.
     """
+    if comm._weights is not None:
+        wide, comm = weighed(x, comm)
+        ok = yield from mean_in_phases(wide, codec, comm, residual, check)
+        x.copy_(wide)
+        return ok
     if not compresses(x, codec, comm, comm.size) or comm.size == 1:
         if residual is not None:
             residual.zero_()
@@ -304,6 +313,11 @@ def sparse_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor
 
 def sparse_mean_with_check_(x: Tensor, compressor: Compressor, comm: Comm, residual: Tensor | None) -> Tensor | None:
     """Average the flat `x` as `sparse_mean_` does. Return None or, for `TopK` on a GPU, whether the mean is finite."""
+    if comm._weights is not None:
+        wide, comm = weighed(x, comm)
+        ok = sparse_mean_with_check_(wide, compressor, comm, residual)
+        x.copy_(wide)
+        return ok
     others = comm.size - 1
     sent, plain = others * compressor._unchecked_row_bytes(x.numel()), 2 * others * x.nbytes // comm.size
     comm.note(compressor, compressor, longer(sent, plain) if sent >= plain > 0 else "")

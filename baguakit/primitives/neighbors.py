@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from math import fsum
 
 import torch
 from torch import Tensor
@@ -35,7 +36,11 @@ def neighbor_mean_(
 
     The second form is  x_r ← self_weight x_r + Σ_j src_weights[j] · (dst_weights of rank j)[r] · x_j. Products are
     summed in fp32 (fp64 for fp64), first this rank's own, then in the order of the ranks. If all weights of a topology
-    are 1/n on n ranks, this is `mean_`.
+    are 1/n on n ranks, this is `mean_`. With `comm.weighted(v)`, a topology's matrix is changed, to keep Σ_r v_r x_r:
+
+        w_rj ← w_rj min(v_r, v_j) / v_r     in symmetric matrices, as Metropolis and Hastings do;  min_i v_i in others
+
+    and w_rr ← 1 − Σ_{j≠r} w_rj. A rank of weight 0 passes nothing on, and in others than symmetric matrices no rank.
 
     Args:
         x: a floating tensor of any shape, or a list of them; overwritten and returned.
@@ -50,13 +55,16 @@ def neighbor_mean_(
 
     Raises:
         ValueError: the topology changes from round to round and `comm` has no round; the topology does not fit the
-            group; or ranks do not agree on who sends to whom: then every rank raises the error.
+            group; `comm` has weights, and ranks choose theirs; or ranks do not agree on who sends to whom: then every
+            rank raises the error.
         TypeError: a tensor is not floating, `comm` is missing, or peers are named in two ways or in none.
     """
     if comm is None:
         raise TypeError("comm is a bk.Comm, not None: neighbor_mean_ is told its group")
     check_comm(comm)
     truth("check", check)
+    if comm._weights is not None and (topology is None or isinstance(topology, Chosen)):
+        raise ValueError("each rank chooses the weights of this mean, and comm has others; leave out comm.weighted(…)")
     if topology is None:
         if src_weights is None:
             raise TypeError("neighbor_mean_ takes a topology or src_weights={rank: weight}; both are None")
@@ -74,7 +82,7 @@ def neighbor_mean_(
         if not isinstance(topology, Chosen) and is_mean(topology, comm.size, round_of(topology, comm)):
             return mean_(x, comm)
         choice, targets = chosen_in(topology, comm, x.device)
-    varies = topology is None or isinstance(topology, Chosen)
+    varies = topology is None or isinstance(topology, Chosen) or comm._weights is not None
     factors = {peer: (choice.factors or {}).get(peer, 1.0) for peer in targets}
     if neighbor_mean_in_one_kernel_(x, choice.own, choice.sources, factors, comm, varies):
         return x
@@ -87,7 +95,7 @@ def neighbor_mean_(
 def chosen_in(topology: Topology, comm: Comm, device: torch.device) -> tuple[Choice, list[int]]:
     """Return the weights of this rank in the round of `comm`, and the ranks that it sends to."""
     if not isinstance(topology, Chosen):
-        own, sources, targets = links(topology, comm.rank, comm.size, round_of(topology, comm))
+        own, sources, targets = links_in(topology, comm)
         return Choice(own, sources, None), targets
     choice, agreed = topology.choice, topology.targets_agreed
     if agreed is None:
@@ -127,6 +135,30 @@ def mixed(x: Tensor, own: float, weights: dict[int, float], received: dict[int, 
     """Compute x ← own · x + Σ weight · received in one pass, accumulated in fp32 at least, and return `x`."""
     mixing_ops.mix_(x, [*received.values()], [own, *(weights[peer] for peer in received)])
     return x
+
+
+def links_in(topology: Topology, comm: Comm) -> tuple[float, dict[int, float], list[int]]:
+    """Return `links` in the round of `comm`, in the matrix that keeps the mean with the weights of `comm`."""
+    round, weights = round_of(topology, comm), comm._weights
+    own, row, targets = links(topology, comm.rank, comm.size, round)
+    if weights is None:
+        return own, row, targets
+    v = [weight for weight, *_ in weights]
+    mine = v[comm.rank]
+    if is_mean(topology, comm.size, round):
+        return mine, {peer: v[peer] for peer in row}, targets
+    least = None if is_symmetric(topology, comm.size) else min(v)
+    if mine:
+        row = {peer: w * (min(mine, v[peer]) if least is None else least) / mine for peer, w in row.items()}
+        own = 1 - fsum(row.values())
+    return own, row, targets
+
+
+@lru_cache(maxsize=1024)
+def is_symmetric(topology: Topology, size: int) -> bool:
+    if not topology.doubly_stochastic(size):
+        raise ValueError(f"{topology!r} is not doubly stochastic for {size} ranks: it can keep no weighted mean")
+    return topology.symmetric(size)
 
 
 @lru_cache(maxsize=4096)

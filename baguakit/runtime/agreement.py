@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from ..arguments import instance, message
 from ..buckets import local
 from ..comm import FLAT, HOSTS, Comm
+from ..comm.weights import number
 from ..lanes import CpuLane
 from ..lanes.cpu import CpuFlight
 from ..monitor import Collective, Monitor
@@ -43,6 +44,7 @@ class Setup:
     scaler: Any  # the GradScaler in use, or None
     lines: tuple[str, ...]  # text that must be the same on all ranks; never contains a callable
     kinds: tuple[str, ...] = field(default=(), kw_only=True)  # of the devices of all ranks; only rank 0 knows them
+    weight: Any = field(default=None, kw_only=True)  # of this rank in means: None, a number, or a function
 
     def loss_scale(self) -> Tensor | None:
         """Return the scale factor of the loss, if a scaler is enabled, else None."""
@@ -73,6 +75,15 @@ def on_mesh(setup: AnySetup, comm: Comm) -> AnySetup:
 def channel_of(rule: Rule) -> int:
     """Return the number of the channel for the flights of a rule: 1 if they outlast a step, else 0."""
     return int(bool(rule.delay) or rule.window == "free_running")
+
+
+def check_weight(weight: Any, rules: Sequence[Rule]) -> str:
+    """Return a line about `weight`, which ranks compare. Raise a TypeError or ValueError if it does not fit."""
+    if not callable(weight):
+        return f"weight={'None' if weight is None else type(number(weight)).__name__}"
+    for stage in (each for rule in rules for each in rule.stage.whole() if getattr(each, "constant_weights", False)):
+        raise ValueError(f"the state of {stage!r} depends on the weights of ranks; weight is a number, not a function")
+    return "weight=a function"
 
 
 def check_scaler(scaler: Any, rules: Sequence[Rule]) -> None:

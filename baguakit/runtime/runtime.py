@@ -116,6 +116,7 @@ class Runtime(Generic[AnySetup]):
         setup: the setup, the same on all ranks.
         channels: a channel for work that ends within a step and, if a rule needs one, a channel for longer flights.
         host: a channel that sends CPU tensors, if a rule is free-running; else None.
+        weighing: another, for the weights of ranks, if functions give them; else None.
         over: whether the runtime has ended.
     """
 
@@ -125,6 +126,7 @@ class Runtime(Generic[AnySetup]):
         self.comm, self.over, self._aborted = comm, False, aborted
         self.channels: list[Channel] = []
         self.host: Channel | None = None
+        self.weighing: Channel | None = None
         self.name, self.monitor = start_monitor(comm, kind, timeout, self._abort, lambda: error_in(self.groups()))
         comm.membership.watch(self.monitor)
         try:
@@ -142,9 +144,15 @@ class Runtime(Generic[AnySetup]):
             if not comm.membership.changes:
                 warn_of_shared_cards(self.channels[0], list(filter(packs_flat, self.setup.rules)))
             if any(rule.window == "free_running" for rule in self.setup.rules):
-                flat = Comm(comm.group)
-                own = own_comm(flat, f"{self.name}/host", self.setup.timeout, CPU, self.monitor, {FLAT})
-                self.host = Channel(AGREEMENTS, lane(CPU), own, self.monitor)
+                self.host = self._on_host(AGREEMENTS, "host")
+            if callable(self.setup.weight) and comm.size > 1:
+                self.weighing = self._on_host(AGREEMENTS + 1, "weights")
+
+    def _on_host(self, number: int, name: str) -> Channel:
+        """Return a channel that sends CPU tensors. Collective."""
+        timeout = self.setup.timeout
+        own = own_comm(Comm(self.comm.group), f"{self.name}/{name}", timeout, CPU, self.monitor, {FLAT})
+        return Channel(number, lane(CPU), own, self.monitor)
 
     def _own_comm(self, name: str, channel: int, flows: int | None = None) -> Comm:
         setup = self.setup
@@ -192,7 +200,7 @@ class Runtime(Generic[AnySetup]):
         self._aborted()
 
     def _close(self, wait: bool) -> None:
-        channels = list(filter(None, (*self.channels, self.host)))
+        channels = self._channels()
         for channel in channels:
             channel.lane.close(wait)
         for channel in channels if self.comm.size > 1 else ():
@@ -200,8 +208,10 @@ class Runtime(Generic[AnySetup]):
 
     def groups(self) -> list[Any]:
         """Return the process groups that this runtime made. A single rank uses the user's group and makes none."""
-        channels = filter(None, (*self.channels, self.host)) if self.comm.size > 1 else ()
-        return [group for channel in channels for group in channel.comm.groups()]
+        return [group for channel in self._channels() if self.comm.size > 1 for group in channel.comm.groups()]
+
+    def _channels(self) -> list[Channel]:
+        return [*self.channels, *filter(None, (self.host, self.weighing))]
 
 
 def start_monitor(

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..arguments import Declared, real
 from ..buckets import Bucket
 from ..comm import INTER, INTRA, Comm
+from ..comm.weights import weighed
 from ..compressors import Compressor, MinMaxUInt8
 from ..compressors.base import check_dense
 from ..costs import FP32, Cost, Load, Place, degree, exchange, ring, rounds_of
@@ -19,7 +20,7 @@ from ..lanes import Phases, temporaries, whole
 from ..primitives import compressed_all_gather, compressed_mean_, mean_, neighbor_mean_, sparse_mean_
 from ..primitives.collectives import scattered_mean
 from ..primitives.compressed import in_one_hop, mean_in_phases, pays, pieces_of, sparse_mean_with_check_
-from ..primitives.neighbors import is_mean
+from ..primitives.neighbors import is_mean, is_symmetric
 from ..topology import Topology
 from .base import Carry, Stage, State, has_phases
 
@@ -35,7 +36,7 @@ class Average(Stage):
 
 @dataclass(frozen=True, repr=False)
 class Mean(Average):
-    """The exact mean over all n ranks r:  x ← (1/n) Σ_r x_r."""
+    """The exact mean over all n ranks r:  x ← (1/n) Σ_r c_r x_r.  c_r is `comm.share`, 1 without weights."""
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         return mean_(x, comm)
@@ -51,9 +52,10 @@ class Mean(Average):
 
 @dataclass(frozen=True, repr=False)
 class CompressedMean(Average):
-    """The compressed mean, over all n ranks r, of compressed values:  x ← Q((1/n) Σ_r Q(x_r)).
+    """The compressed mean, over all n ranks r, of compressed values:  x ← Q((1/n) Σ_r Q(c_r x_r)).
 
-    Q(x) is x compressed and decompressed by `compressor`. In small buckets, the mean is not compressed again.
+    Q(x) is x compressed and decompressed by `compressor`. In small buckets, the mean is not compressed again. c_r is as
+    in `Mean`.
     """
 
     compressor: Compressor = MinMaxUInt8()
@@ -101,7 +103,7 @@ class CompressedMean(Average):
 
 @dataclass(frozen=True, repr=False)
 class SparseMean(Declared, Average):
-    """The mean, over all n ranks r, of the entries that a sparse compressor keeps:  x ← (1/n) Σ_r keep(x_r)."""
+    """The mean, over n ranks r, of the entries that a sparse compressor keeps:  x ← (1/n) Σ_r keep(c_r x_r)."""
 
     compressor: Compressor
     lossy: ClassVar[bool] = True
@@ -134,12 +136,19 @@ class OnGraph(Declared, Stage):
     joint: ClassVar[bool] = True  # by `neighbor_mean_`, which may go in one kernel
     needs: ClassVar[tuple[str, ...]] = ()  # methods of the topology
     refusal: ClassVar[str] = ""  # of a {topology} for {n} ranks that has them not, by this {stage}
+    constant_weights: ClassVar[bool] = False  # its state depends on the weights of ranks, which must not change
 
     def check(self, comm: Comm) -> None:
         t, n = self.topology, comm.size
         t.check(n)
         if not all(getattr(t, need)(n) for need in self.needs):
             raise ValueError(self.refusal.format(stage=self, topology=t, n=n))
+        weights = comm._weights if "doubly_stochastic" in self.needs else None
+        idle = [rank for rank, (weight, *_) in enumerate(weights or ()) if not weight]
+        if idle and not is_symmetric(t, n):
+            raise ValueError(
+                f"rank {idle[0]} has the weight 0, with which no ranks mix over {t!r}: it is not symmetric; use Ring()"
+            )
 
     def cost(self, load: Load, place: Place) -> Cost:
         """Return the mean cost of a round over a period (or over its first rounds if it is long), plus `copies` copies.
@@ -164,7 +173,10 @@ class OnGraph(Declared, Stage):
 
 @dataclass(frozen=True, repr=False)
 class NeighborMean(OnGraph):
-    """The mean with this round's neighbours:  x_r ← Σ_j w_rj x_j. W is the topology's matrix in this round."""
+    """The mean with this round's neighbours:  x_r ← Σ_j w_rj x_j. W is the topology's matrix in this round.
+
+    With weights of ranks, W becomes a matrix that keeps the weighted mean: see `bk.primitives.neighbor_mean_`.
+    """
 
     averages: ClassVar[bool] = True
     keeps: ClassVar[bool] = True
@@ -208,6 +220,7 @@ class Hierarchical(Around):
 
         s ← shard of (1/L) Σ x over the L ranks of a node;   s ← inner(s) between nodes;   x ← all s of the node
 
+    With weights of ranks, the mean within a node is weighted, and a node has the sum of its ranks' weights.
     Between nodes, a rank sends 1/L of the bytes of a flat algorithm. The phases of several buckets overlap (`phases`).
     """
 
@@ -276,10 +289,11 @@ def _padded(x: Tensor, multiple_of: int) -> Tensor:
 
 @dataclass(frozen=True, repr=False)
 class ErrorFeedback(Around):
-    """Error feedback:  y ← x + β e;  x ← inner(y);  e ← the compression error of inner(y).
+    """Error feedback:  y ← c x + β e;  x ← inner(y);  e ← the compression error of inner(y).
 
-    The residual e is fp32 for any dtype of x. A result that is not finite is passed on, and e does not change. Each
-    device tests the result itself: it is equal on all ranks, so all do the same.
+    c is `comm.share`, 1 without weights of ranks; the residual e is not weighted again, and fp32 for any dtype of x. A
+    result that is not finite is passed on, and e does not change. Each device tests the result itself: it is equal on
+    all ranks, so all do the same.
 
     Args:
         inner: a lossy stage.
@@ -313,14 +327,15 @@ class ErrorFeedback(Around):
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         if comm.size == 1:
             return self.inner(x, state["inner"], comm)
+        y, comm = weighed(x, comm)
         inner = partial(self.inner._call_with_check, state=state["inner"], comm=comm)
-        return x.copy_(self._feed_back(x, state["residual"], inner))  # nothing, where that is x
+        return x.copy_(self._feed_back(y, state["residual"], inner))  # nothing, where that is x
 
     def phases(self, x: Tensor, state: State, comm: Comm) -> Phases:
         if comm.size == 1 or not x.is_cpu or not has_phases(self.inner):
             return self(x, state, comm)
-        e = state["residual"]
-        fed = x.add_(e, alpha=self.decay) if x.dtype == e.dtype else torch.add(x, e, alpha=self.decay)
+        e, (given, comm) = state["residual"], weighed(x, comm)
+        fed = given.add_(e, alpha=self.decay) if given.dtype == e.dtype else torch.add(given, e, alpha=self.decay)
         lost = room_for(e, torch.empty_like)  # a thread's temporaries are for one phase
         y = yield from self.inner.phases(fed, state["inner"], comm, residual=lost)  # type: ignore[call-arg]
         update_if_finite_(e, lost, where=finite(y))

@@ -53,13 +53,14 @@ def descend(
     each: Callable[[Any, Point], Any] | None = None,
     comm: Any = None,
     broadcast: bool = False,
+    weight: Any = None,
 ) -> Any:
     """Run on a rank; returns its x, or what `each(attachment, model)` said after every step."""
     n, r = dist.get_world_size(), dist.get_rank()
     a, c, said = float(curvatures(n)[r]), optima(n)[r], []
     model = Point(starts(n)[r])
     optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=momentum)
-    with bk.attach(model, optimizer, rule(bk), broadcast=broadcast, comm=comm) as att:
+    with bk.attach(model, optimizer, rule(bk), broadcast=broadcast, comm=comm, weight=weight) as att:
         for _ in range(steps):
             optimizer.zero_grad()
             model(a, c).backward()

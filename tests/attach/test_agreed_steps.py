@@ -92,14 +92,14 @@ class Flights:
         self.play, self.rank, self.round, self.air = play, rank, 0, {}
         self.rule = bk.free_running(bk.stages.Mean())
         monitor = SimpleNamespace(check=lambda: None, wait_for=self.wait_for)
-        self.channel = SimpleNamespace(monitor=monitor)
+        self.channel = SimpleNamespace(monitor=monitor, comm=SimpleNamespace(hierarchical=False, rank=rank))
 
     def wait_for(self, agreement):
         self.play.park(agreement.flight.done)
         self.play.agreed.append(agreement.value.step)
         return agreement.value
 
-    def launch_all(self, step, keep, share, source):
+    def launch_all(self, step, keep, counted, source):
         self.play.launched[self.rank][self.round] = self.play.made[self.rank]
         flight = SimpleNamespace(flight=SimpleNamespace(done=self.arrived))
         self.air, self.round = {0: flight}, self.round + 1
