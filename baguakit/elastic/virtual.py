@@ -65,8 +65,7 @@ def trained(begin: Begin, algorithm: Algorithm, spells: Sequence[Spell]) -> list
                     optimizer.step()
                     mean = sum(comm.gather_objects(float(value.detach()))) / comm.size
                     found.append((spell.at + (step + 1 - spell.first) * spell.seconds, mean))
-                made = after.first - spell.first
-                kept = {**member.engine.state_dict(True, same_ranks=False), "made": made}
+                kept = member.engine.state_dict(True, same_ranks=False)
                 weights = copy.deepcopy(model.state_dict())  # without what lands at the end of the attachment
             model.load_state_dict(weights)
             dist.destroy_process_group(group)
