@@ -1,7 +1,9 @@
 """Every algorithm trains tensors of a device that the host cannot touch, and that is late: see `late_device`."""
 
+import contextlib
 import warnings
 from functools import partial
+from importlib import import_module
 
 import late_device
 import pool
@@ -116,6 +118,72 @@ def test_ranks_on_different_devices_train_as_on_one(entries, kernels):
             assert sent == other_sent or in_the_air(entry), entry
             if averages_gradients(made(entry)):
                 assert torch.equal(mixed, by_rank[0][entry][0]), entry
+
+
+INTERPRETED = (
+    "bytegrad(MinMaxUInt8(block=64))",
+    "bytegrad(UInt4(block=64), error_feedback=True)",
+    "top_k(0.1)",
+    "decentralized()",
+)
+
+
+class Stepped(torch.optim.Optimizer):
+    """SGD with momentum, by our kernel of steps."""
+
+    def __init__(self, params):
+        super().__init__(params, {})
+
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            momentum = self.state[p].setdefault("momentum", torch.zeros_like(p))
+            bk.primitives.sgd_step_(p, p.grad, momentum, lr=0.05, momentum=0.9)
+
+
+@contextlib.contextmanager
+def interpreted():
+    """Run Triton's kernels on the tensors of this process, interpreted; yield the families that have run."""
+    from baguakit.kernels import operators
+    from baguakit.kernels.steps import operators as steps
+
+    taken = set()
+
+    def home(x, family, *written, in_c=True):
+        taken.add(family)
+        operators.increment_version([each for each in written if each is not None])
+        return import_module(f"baguakit.kernels.{operators.MODULES[family][2]}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (operators, steps):
+            patch.setattr(module, "home_of", home)
+        yield taken
+
+
+def beside_interpreted_kernels():
+    """Return by algorithm what `on_two_devices` returns, and the families of kernels that ran interpreted."""
+    kernels, found = interpreted() if dist.get_rank() % 2 else contextlib.nullcontext(set()), {}
+    with kernels as taken:
+        mixed = [trained(entry, "cpu", 3, Stepped) for entry in INTERPRETED]
+    for entry, (weights, report, _) in zip(INTERPRETED, mixed, strict=True):
+        alike, other, _ = trained(entry, "cpu", 3, Stepped)
+        found[entry] = weights, alike, report.bytes_sent, other.bytes_sent
+    return found, taken
+
+
+@pytest.mark.slow
+def test_ranks_beside_interpreted_kernels_train_as_on_one():
+    """Two ranks run kernels of CPUs, and two those of GPUs, interpreted: weights and bytes are those of four CPUs."""
+    pytest.importorskip("triton")
+    by_rank = ranks(4, beside_interpreted_kernels)
+    assert [taken for _, taken in by_rank] == [set(), {"blockwise", "mixing", "steps", "topk"}] * 2
+    for entry in INTERPRETED:
+        for found, _ in by_rank:
+            mixed, alike, sent, other_sent = found[entry]
+            assert torch.equal(mixed, alike), entry
+            assert sent == other_sent or in_the_air(entry), entry
+            if averages_gradients(made(entry)):
+                assert torch.equal(mixed, by_rank[0][0][entry][0]), entry
 
 
 def rounds_up(op, inside, run=late_device.run):

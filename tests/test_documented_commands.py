@@ -92,6 +92,8 @@ RULES: list[tuple[str, Runs | Accepted | Looked]] = [
     (r"python -m bench\.exchange.*", Accepted(LONG)),
     (r"python -m bench\.control.*", Accepted("four minutes; tests/bench/test_control.py runs it with fewer ranks")),
     (r"python -m bench\.scaling\.situations", Runs()),
+    (r"python -m bench\.scaling\.many one", Runs("--out=out --sizes 8 16")),
+    (r"python -m bench\.scaling\.many all", Runs("--out=out --sizes 2 4")),
     (r"python -m bench\.scaling.*", Runs("--out=out")),
     (r"python -m bench\.step_profile", Runs("--cpu --megabytes=1 --out=out")),
     (r"python -m baguakit\.net build", Runs("--out=out")),
