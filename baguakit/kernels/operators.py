@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 MODULES = {
     "mixing": ("mixing", "mixing_cpu", "mixing_gpu"), "topk": ("topk", "topk_cpu", "topk_gpu"),
     "blockwise": ("blockwise.definition", "blockwise.cpu", "blockwise.gpu"),
-    "steps": ("steps.definition", "steps.cpu", "steps.gpu"),
+    "steps": ("steps.definition", "steps.cpu", "steps.gpu"), "changes": ("changes", "changes_cpu", "changes_gpu"),
 }  # fmt: skip
 imported = cache(import_module)  # Triton is imported at the first kernel: where there is no GPU, it need not be there
 
