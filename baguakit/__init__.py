@@ -22,12 +22,12 @@ __all__ = [
     "Algorithm", "Attachment", "Bucket", "BySpeed", "Comm", "Fragment", "Handle", "PeerError", "RankError", "Ranks",
     "Report", "Rule", "Timeline", "after_step", "algorithms", "attach", "backend", "between_steps", "compressors",
     "data", "during_backward", "elastic", "free_running", "hierarchical", "interop", "net", "optim", "pictures",
-    "primitives", "ranks", "stages", "testing", "topology", "tune",
+    "primitives", "ranks", "stages", "sync", "testing", "topology", "tune",
 ]  # fmt: skip
 __version__ = "0.3.0.dev0"
 
 if TYPE_CHECKING:
-    from . import backend, data, elastic, net, pictures, ranks, testing, tune
+    from . import backend, data, elastic, net, pictures, ranks, sync, testing, tune
     from .ranks import RankError, Ranks
 else:  # a type checker would take any name for one of these
 

@@ -105,6 +105,6 @@ def poisoned(dynamo_started: None, executed_gpu: Any, monkeypatch: pytest.Monkey
 def _poisoning(make):
     def poisoned_empty(*args, **kwargs):
         made = make(*args, **kwargs)
-        return made if made.dtype == torch.bool else made.fill_(float("nan") if made.is_floating_point() else 0xAB)
+        return made if made.dtype == torch.bool else made.fill_(float("nan") if made.is_floating_point() else 0x6B)
 
     return poisoned_empty

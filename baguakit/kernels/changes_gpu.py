@@ -1,0 +1,137 @@
+"""The operations of `changes.py` for GPUs: the same bytes. A program takes a block.
+
+`encode_kernel` packs a block where its values would begin; `gather_kernel` then moves what was packed together.
+"""
+
+from typing import Any
+
+import torch
+import triton  # type: ignore[import-untyped]
+import triton.language as tl  # type: ignore[import-untyped]
+from torch import Tensor
+
+from . import changes
+from .gpu import launch
+
+BLOCK, LINE = tl.constexpr(changes.BLOCK), tl.constexpr(changes.LINE)
+LINES, BITMAP, ALL = tl.constexpr(changes.LINES), tl.constexpr(changes.BITMAP), tl.constexpr(changes.ALL)
+COUNTS, BITS = tl.constexpr(changes.BLOCK // changes.LINE), tl.constexpr(changes.BLOCK // 8)
+RUN = tl.constexpr(1024)  # packed values, or bytes, that a program handles at once
+WARPS = 8
+
+
+@triton.jit(do_not_specialize=["n"])
+def encode_kernel(new_ptr, old_ptr, heads_ptr, slots_ptr, n, SIZE: tl.constexpr):
+    block = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    at = block * BLOCK + i
+    left = tl.minimum(n - block * BLOCK, BLOCK).to(tl.int32)
+    new, old = tl.load(new_ptr + at, i < left, 0), tl.load(old_ptr + at, i < left, 0)
+    d = wide(new) - wide(old)
+    if SIZE <= 2:  # in a word of `size` bytes the difference wraps
+        d = (d << (32 - 8 * SIZE)) >> (32 - 8 * SIZE)
+    changed = d != 0
+    ones = changed.to(tl.int32)
+    m = tl.sum(ones)
+    head = 0
+    if m > 0:
+        largest = tl.max(d ^ tl.where(d < 0, -1, 0))
+        w = 1
+        for byte in tl.static_range(1, SIZE):
+            w += (largest >= (1 << (8 * byte - 1))).to(tl.int32)
+        counts = tl.sum(tl.reshape(ones, (COUNTS, LINE)), 1)
+        in_lines, in_bitmap = m * (1 + w) + 16, m * w + BITS
+        few = (in_lines <= in_bitmap) & (tl.max(counts) < LINE)
+        dense = left * w < tl.where(few, in_lines, in_bitmap)
+        kind = tl.where(dense, ALL, tl.where(few, LINES, BITMAP))
+        k, every = tl.where(dense, i, tl.cumsum(ones) - 1), tl.where(dense, left, m)
+        told, places = tl.where(dense, i < left, changed), 0
+        out_ptr = slots_ptr + block * BLOCK * SIZE
+        if kind == LINES:
+            tl.store(out_ptr + tl.arange(0, COUNTS), counts.to(tl.uint8))
+            tl.store(out_ptr + 16 + k, i.to(tl.uint8), changed)
+            places = m + 16
+        elif kind == BITMAP:
+            bits = tl.reshape(ones, (BITS, 8)) << tl.arange(0, 8)[None, :]
+            tl.store(out_ptr + tl.arange(0, BITS), tl.sum(bits, 1).to(tl.uint8))
+            places += BITS
+        for byte in tl.static_range(SIZE):
+            tl.store(out_ptr + places + byte * every + k, (d >> 8 * byte).to(tl.uint8), told & (byte < w))
+        tl.store(old_ptr + at, new, changed)
+        head = every + (w << 16) + (kind << 20)
+    tl.store(heads_ptr + block, head)
+
+
+@triton.jit
+def wide(x):
+    return x if x.dtype == tl.int64 else x.to(tl.int32)
+
+
+@triton.jit
+def gather_kernel(packed_ptr, slots_ptr, starts_ptr, lengths_ptr, SIZE: tl.constexpr):
+    block = tl.program_id(0).to(tl.int64)
+    length = tl.load(lengths_ptr + block)
+    to_ptr, from_ptr = packed_ptr + tl.load(starts_ptr + block), slots_ptr + block * BLOCK * SIZE
+    for start in range(0, length, RUN):
+        at = start + tl.arange(0, RUN)
+        tl.store(to_ptr + at, tl.load(from_ptr + at, at < length, 0), at < length)
+
+
+@triton.jit(do_not_specialize=["n"])
+def add_kernel(x_ptr, heads_ptr, starts_ptr, packed_ptr, n, SIZE: tl.constexpr):
+    block = tl.program_id(0).to(tl.int64)
+    head = tl.load(heads_ptr + block)
+    m, w, kind = head & 0xFFFF, (head >> 16) & 15, head >> 20
+    part_ptr, x_ptr = packed_ptr + tl.load(starts_ptr + block), x_ptr + block * BLOCK
+    left = tl.minimum(n - block * BLOCK, BLOCK).to(tl.int32)
+    if kind == LINES:
+        for start in range(0, m, RUN):
+            k = start + tl.arange(0, RUN)
+            line, end = tl.zeros_like(k), 0
+            for each in tl.static_range(COUNTS - 1):
+                end += tl.load(part_ptr + each).to(tl.int32)
+                line += (k >= end).to(tl.int32)
+            i = line * LINE + tl.load(part_ptr + 16 + k, k < m, 0).to(tl.int32)
+            add_told(x_ptr, i, part_ptr + 16 + m, k, m, w, (k < m) & (i < left), SIZE)
+    elif kind != 0:
+        i = tl.arange(0, BLOCK)
+        if kind == BITMAP:
+            bits = tl.load(part_ptr + tl.arange(0, BITS)).to(tl.int32)
+            ones = tl.reshape((bits[:, None] >> tl.arange(0, 8)[None, :]) & 1, (BLOCK,))
+            k = tl.cumsum(ones) - 1
+            add_told(x_ptr, i, part_ptr + BITS, k, m, w, (ones != 0) & (k < m) & (i < left), SIZE)
+        else:
+            add_told(x_ptr, i, part_ptr, i, m, w, (i < m) & (i < left), SIZE)
+
+
+@triton.jit
+def add_told(x_ptr, i, planes_ptr, k, m, w, inside, SIZE):
+    """Add the k-th of m numbers of w bytes to word i."""
+    x = tl.load(x_ptr + i, inside, 0)
+    d = tl.zeros_like(wide(x))
+    for byte in tl.static_range(SIZE):
+        told = tl.load(planes_ptr + byte * m + k, inside & (byte < w), 0)
+        d |= told.to(d.dtype) << 8 * byte
+    unused = d.dtype.primitive_bitwidth - 8 * w
+    d = (d << unused) >> unused  # the sign
+    tl.store(x_ptr + i, (wide(x) + d).to(x.dtype), inside)
+
+
+def encode(new: Tensor, old: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    n, words = len(new) // size, changes.WORDS[size]
+    heads = torch.empty(-(-n // changes.BLOCK), dtype=torch.int32, device=new.device)
+    slots = torch.empty(len(heads) * changes.BLOCK * size, dtype=torch.uint8, device=new.device)
+    _launch(encode_kernel, heads, new.view(words), old.view(words), heads, slots, n, SIZE=size)
+    lengths = changes.lengths_of(heads)
+    ends = lengths.cumsum(0)
+    packed = torch.empty(int(ends[-1]) if n else 0, dtype=torch.uint8, device=new.device)
+    _launch(gather_kernel, heads, packed, slots, ends - lengths, lengths, SIZE=size)
+    return heads, packed
+
+
+def add_(x: Tensor, size: int, heads: Tensor, starts: Tensor, packed: Tensor) -> None:
+    _launch(add_kernel, heads, x.view(changes.WORDS[size]), heads, starts, packed, len(x) // size, SIZE=size)
+
+
+def _launch(kernel: Any, heads: Tensor, *arguments: Any, SIZE: int) -> None:
+    launch(kernel, len(heads), *arguments, SIZE=SIZE, num_warps=WARPS)

@@ -1,0 +1,90 @@
+"""Packets as files of a folder: `000000012` has the changes from version 11 to 12, `000000012-whole` all values.
+
+A file appears whole or not at all: it is written under another name, synced and renamed. Files are removed only if they
+are older than the whole copy before the newest one, so that who reads a file has time to come to the next.
+"""
+
+import contextlib
+import os
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+WHOLE = "-whole"
+TRIALS = 3  # of reading, while the publisher removes files
+
+
+class Folder:
+    """The versions in a folder; `most` is the number of bytes of changes after which a whole copy is written."""
+
+    def __init__(self, path: Path, most: float) -> None:
+        self.path, self.most, self.since = path, most, 0
+
+    def begin(self) -> int:
+        """Make the folder, remove what a publisher that was killed had begun; return the newest version, or −1."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        for left in self.path.glob("unfinished-*"):
+            left.unlink(missing_ok=True)
+        return max(self.files(), default=-1)
+
+    def moved(self, comm: Any) -> "Folder":
+        raise TypeError(f"the versions are in the folder {self.path}, which has no group")
+
+    def files(self) -> dict[int, set[str]]:
+        """Return the names of files by version, in order."""
+        found: dict[int, set[str]] = {}
+        for name in sorted(os.listdir(self.path)) if self.path.is_dir() else []:
+            if name.removesuffix(WHOLE).isdigit():
+                found.setdefault(int(name.removesuffix(WHOLE)), set()).add(name)
+        return found
+
+    def add(self, packet: Tensor, version: int, whole: bool, copy: Callable[[], Tensor]) -> None:
+        """Write a packet; after many, write a whole copy beside, and remove what is old."""
+        self._write(packet, name_of(version, whole))
+        self.since = 0 if whole else self.since + len(packet)
+        if self.since > self.most:
+            self._write(copy(), name_of(version, True))
+            self.since = 0
+        files = self.files()
+        oldest = [-1, *whole_among(files)][-2:][0]
+        for name in (name for each, names in files.items() if each < oldest for name in names):
+            with contextlib.suppress(FileNotFoundError):
+                (self.path / name).unlink()
+
+    def _write(self, packet: Tensor, name: str) -> None:
+        unfinished = self.path / f"unfinished-{uuid.uuid4().hex}"
+        with open(unfinished, "wb") as file:
+            file.write(packet.numpy().data)
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.replace(self.path / name)
+
+    def packets_after(self, version: int) -> list[Tensor]:
+        """Return the packets that lead from a version to the newest, or from the newest whole copy on."""
+        for trial in range(TRIALS):
+            files = self.files()
+            newest = max(files, default=-1)
+            chain = [name_of(each, False) for each in range(version + 1, newest + 1)]
+            if version < 0 or not set().union(*files.values()).issuperset(chain):
+                start = max(whole_among(files), default=-1)
+                chain = [name_of(each, each == start) for each in range(max(start, 0), newest + 1)]
+            try:
+                return [torch.from_numpy(np.fromfile(self.path / name, np.uint8)) for name in chain]
+            except FileNotFoundError as error:
+                if trial == TRIALS - 1:
+                    raise FileNotFoundError(f"{self.path} has version {newest}, and no {error.filename}") from None
+        raise AssertionError  # the loop returns or raises
+
+
+def name_of(version: int, whole: bool) -> str:
+    return f"{version:09d}{WHOLE * whole}"
+
+
+def whole_among(files: dict[int, set[str]]) -> list[int]:
+    """Return the versions of which there is a whole copy."""
+    return [version for version, names in files.items() if name_of(version, True) in names]

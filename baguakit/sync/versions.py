@@ -1,0 +1,185 @@
+"""Versions of named tensors: one program publishes them, and others follow.
+
+A *packet* leads from a version to a later one: a line of JSON with names, dtypes and shapes, and for each tensor what
+`changes` packs; each with its digest. Version −1 has zeros in every tensor, so the changes from it are a whole copy. A
+subscriber changes nothing until all packets that lead to the newest version are there, and right.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from ..arguments import describe, instance, real, truth
+from ..comm import Comm
+from .folders import Folder
+from .groups import Group
+from .packing import DIGEST, Parts, add_, changes, opened, read, sealed
+
+Tensors = nn.Module | Mapping[str, Tensor]
+NOTHING = -1  # the version before the first
+
+
+class Publisher:
+    """Publishes versions of a model's weights, or of named tensors.
+
+    Args:
+        tensors: a module, whose parameters and persistent buffers are published, or tensors by name. They may be views,
+            such as the slice of a matrix that one subscriber holds. A copy of each is kept.
+        to: a folder that subscribers read: on a shared disk, or copied on, oldest files first. Or a `Comm`, whose rank
+            0 publishes to all others.
+        keep: the bytes of changes that are kept, as a share of all values. In a folder, a whole copy is written when
+            there are more, and files older than the whole copy before it are removed.
+
+    A publisher on a folder with versions goes on after the newest, with a whole copy.
+    """
+
+    def __init__(self, tensors: Tensors, to: str | Path | Comm, keep: float = 1.0) -> None:
+        self.tensors = named(tensors)
+        most = real("keep", keep, 0) * sum(x.nbytes for x in self.tensors.values())
+        self.place = place_of("to", to, most)
+        self.version: int = self.place.begin()
+        self.copies: dict[str, Tensor] = {}  # of the version before
+
+    def publish(self) -> int:
+        """Publish the values of now as the next version; return its number: 0, 1, 2 … With a `Comm`, collective."""
+        start = self.version if self.copies else NOTHING
+        self.copies = self.copies or empty_like(self.tensors)
+        packet = packed(self.tensors, self.copies, start, self.version + 1)
+        self.version += 1
+        self.place.add(packet, self.version, start == NOTHING, self._whole)
+        return self.version
+
+    def _whole(self) -> Tensor:
+        """Return the packet that leads from nothing to this version."""
+        return packed(self.copies, empty_like(self.copies), NOTHING, self.version)
+
+    def regroup(self, comm: Comm) -> None:
+        """Go on in another group, after ranks were lost or have joined."""
+        self.place = self.place.moved(comm)
+
+
+class Subscriber:
+    """Follows the versions of a publisher: its tensors equal a published version, bit for bit.
+
+    Args:
+        tensors: as for `Publisher`. Each has the name, shape and dtype of a published tensor, but its own strides and
+            device.
+        source: the folder, or the `Comm`, of which this is any rank but 0.
+        some: follow only some of the published tensors.
+    """
+
+    def __init__(self, tensors: Tensors, source: str | Path | Comm, some: bool = False) -> None:
+        self.tensors, self.some = named(tensors), truth("some", some)
+        self.place = place_of("source", source, 0.0)
+        self.version = NOTHING
+        self._written: list[int] | None = None  # how often torch has counted writes to the tensors
+
+    def update(self) -> int:
+        """Bring the tensors to the newest version; return its number, −1 if there is none. With a `Comm`, collective.
+
+        Raises:
+            FileNotFoundError: the folder has a newer version, and not all files that lead there.
+            ValueError: a packet is damaged, or has other names, shapes or dtypes; the tensors are as they were.
+            RuntimeError: a tensor was changed here since the last update.
+        """
+        came = [contents(packet) for packet in self.place.packets_after(self.version)]
+        if self._written is not None and self._written != self._writes():
+            raise RuntimeError("a tensor was changed here since the last update; give Subscriber tensors of its own")
+        version, steps = self.version, []
+        for packet in came:
+            if packet.start == NOTHING or packet.version > version:
+                if packet.start not in (NOTHING, version):
+                    raise ValueError(f"changes from version {packet.start} came; the tensors have version {version}")
+                steps.append((packet.start, self._checked(packet)))
+                version = packet.version
+        for start, parts in steps:
+            for name, x in self.tensors.items():
+                if start == NOTHING:
+                    fresh = torch.zeros_like(x, memory_format=torch.contiguous_format, requires_grad=False)
+                    x.detach().copy_(add_(fresh, parts[name]))
+                else:
+                    add_(x.detach(), parts[name])
+        self.version, self._written = version, self._writes()
+        return version
+
+    def regroup(self, comm: Comm) -> None:
+        """Go on in another group, after ranks were lost or have joined."""
+        self.place = self.place.moved(comm)
+
+    def _writes(self) -> list[int]:
+        return [0 if x.is_inference() else x._version for x in self.tensors.values()]
+
+    def _checked(self, packet: "Packet") -> dict[str, Parts]:
+        """Return what is packed of each tensor here; raise a ValueError unless it fits and is undamaged."""
+        there = packet.facts
+        if missing := [name for name in self.tensors if name not in there]:
+            raise ValueError(f"{missing[0]!r} is not published; published are {', '.join(map(repr, there))[:300]}")
+        if not self.some and (more := [name for name in there if name not in self.tensors]):
+            raise ValueError(f"{more[0]!r} is published and not followed here; pass some=True to follow only some")
+        for name, x in self.tensors.items():
+            if facts(x) != there[name]:
+                raise ValueError(f"{name!r} is {describe(x)}; published is {there[name][0]} {tuple(there[name][1])}")
+        return {name: read(packet.parts[name].to(x.device), x) for name, x in self.tensors.items()}
+
+
+class Packet(NamedTuple):
+    start: int
+    version: int
+    facts: dict[str, list[Any]]  # [dtype, shape] by name
+    parts: dict[str, Tensor]
+
+
+def named(tensors: Tensors) -> dict[str, Tensor]:
+    """Return tensors by name; of a module its state, in which tensors with several names appear once."""
+    found = tensors.state_dict(keep_vars=True) if isinstance(tensors, nn.Module) else tensors
+    kept: dict[str, Tensor] = {}
+    for name, x in instance("tensors", found, Mapping, "a module, or tensors by name").items():
+        if isinstance(tensors, nn.Module) and (not isinstance(x, Tensor) or any(x is each for each in kept.values())):
+            continue
+        kept[name] = instance(f"tensor {name!r}", x, Tensor, "a tensor")
+        if is_traceable_wrapper_subclass(x):
+            raise TypeError(f"tensor {name!r} is a {type(x).__name__}, whose parts have no place here; pass the parts")
+    return kept
+
+
+def place_of(name: str, place: Any, most: float) -> Folder | Group:
+    if isinstance(place, Comm):
+        return Group(place, most, publishes=name == "to")
+    return Folder(Path(instance(name, place, (str, Path), "a folder or a Comm")), most)
+
+
+def facts(x: Tensor) -> list[Any]:
+    return [str(x.dtype).removeprefix("torch."), list(x.shape)]
+
+
+def empty_like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return contiguous zeros: version −1 of these tensors."""
+    alike = {"memory_format": torch.contiguous_format, "requires_grad": False}
+    return {name: torch.zeros_like(x, **alike) for name, x in tensors.items()}
+
+
+def packed(tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor], start: int, version: int) -> Tensor:
+    """Return the packet from the copies to the tensors, and copy them."""
+    parts = [changes(x.detach(), copies[name]).cpu() for name, x in tensors.items()]
+    listed = [[name, *facts(x), len(part)] for (name, x), part in zip(tensors.items(), parts, strict=True)]
+    line = json.dumps({"from": start, "to": version, "tensors": listed}).encode()
+    head = sealed(torch.frombuffer(bytearray(line + b" " * (-len(line) % 16)), dtype=torch.uint8))
+    length = torch.frombuffer(bytearray(len(head).to_bytes(16, "little")), dtype=torch.uint8)
+    return torch.cat([length, head, *parts])
+
+
+def contents(packet: Tensor) -> Packet:
+    """Return what a packet has; what is packed of tensors is not checked yet."""
+    at = DIGEST + int.from_bytes(bytes(packet[:16].tolist()), "little")
+    told = json.loads(bytes(opened(packet[16:at]).tolist()))
+    sizes = [each[3] for each in told["tensors"]]
+    if sum(sizes) != len(packet) - at:
+        raise ValueError(f"a packet of {len(packet)} bytes is cut off; {at + sum(sizes)} are right")
+    names, parts = [each[0] for each in told["tensors"]], packet[at:].split(sizes)
+    listed = {each[0]: each[1:3] for each in told["tensors"]}
+    return Packet(told["from"], told["to"], listed, dict(zip(names, parts, strict=True)))

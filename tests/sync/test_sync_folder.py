@@ -1,0 +1,143 @@
+"""Publishers and subscribers of a folder: every subscriber has a published version, bit for bit."""
+
+import pytest
+import torch
+from torch import nn
+
+import baguakit as bk
+
+
+def model(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(70, 90), nn.BatchNorm1d(90), nn.Linear(90, 3)).bfloat16()
+
+
+def move(net: nn.Module, share: float = 0.03) -> None:
+    with torch.no_grad():
+        for p in net.parameters():
+            p.add_(torch.where(torch.rand(p.shape) < share, p.abs() / 64, 0.0))
+
+
+def state(net: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: x.clone() for name, x in net.state_dict().items()}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(x.reshape(-1).view(torch.uint8), b[name].reshape(-1).view(torch.uint8)) for name, x in a.items())
+
+
+def test_subscribers_follow_whatever_they_missed(tmp_path):
+    trained, early, late = model(), model(1), model(2)
+    publisher, follower = bk.sync.Publisher(trained, tmp_path), bk.sync.Subscriber(early, tmp_path)
+    assert follower.update() == -1
+    for version in range(6):
+        assert publisher.publish() == version
+        if version % 2 == 0:
+            assert follower.update() == version
+            assert same(state(early), state(trained))
+        move(trained)
+    assert publisher.publish() == 6
+    newcomer = bk.sync.Subscriber(late, tmp_path)
+    assert newcomer.update() == follower.update() == 6
+    assert same(state(early), state(trained))
+    assert same(state(late), state(trained))
+    assert follower.update() == 6
+
+
+def test_a_whole_copy_is_written_after_many_changes_and_what_is_old_removed(tmp_path):
+    trained, served = model(), model(1)
+    publisher = bk.sync.Publisher(trained, tmp_path, keep=0.5)
+    for _ in range(20):
+        publisher.publish()
+        move(trained, 0.2)
+    names = sorted(path.name for path in tmp_path.iterdir())
+    copies = [name for name in names if name.endswith("-whole")]
+    assert len(copies) == 2
+    assert names[0] == min(copies).removesuffix("-whole") or names[0] == min(copies)
+    follower = bk.sync.Subscriber(served, tmp_path)
+    assert follower.update() == 19
+    for name, x in publisher.copies.items():
+        assert torch.equal(x, served.state_dict()[name])
+
+
+def test_a_publisher_that_comes_back_goes_on_with_a_whole_copy(tmp_path):
+    trained, served = model(), model(1)
+    follower = bk.sync.Subscriber(served, tmp_path)
+    bk.sync.Publisher(trained, tmp_path).publish()
+    follower.update()
+    (tmp_path / "unfinished-0").write_bytes(b"what a killed publisher left")
+    move(trained)
+    again = bk.sync.Publisher(trained, tmp_path)
+    assert again.publish() == 1
+    assert not list(tmp_path.glob("unfinished-*"))
+    assert follower.update() == 1
+    assert same(state(served), state(trained))
+
+
+def test_damaged_and_missing_files_are_named_and_nothing_is_applied(tmp_path):
+    trained, served = model(), model(1)
+    publisher, follower = bk.sync.Publisher(trained, tmp_path), bk.sync.Subscriber(served, tmp_path)
+    for _ in range(3):
+        publisher.publish()
+        move(trained)
+    before = state(served)
+    file = tmp_path / "000000002"
+    right = file.read_bytes()
+    for at in (0, 20, len(right) // 2, len(right) - 1):
+        file.write_bytes(right[:at] + bytes([right[at] ^ 64]) + right[at + 1 :])
+        with pytest.raises(ValueError, match="damaged|cut off"):
+            follower.update()
+    file.write_bytes(right[:-5])
+    with pytest.raises(ValueError, match="damaged|cut off"):
+        follower.update()
+    file.write_bytes(right)
+    (tmp_path / "000000001").rename(tmp_path / "elsewhere")
+    with pytest.raises(FileNotFoundError, match="has version 2, and no .*000000001"):
+        follower.update()
+    assert same(state(served), before)
+    (tmp_path / "elsewhere").rename(tmp_path / "000000001")
+    assert follower.update() == 2
+
+
+def test_names_shapes_and_dtypes_are_checked(tmp_path):
+    bk.sync.Publisher({"a": torch.ones(3), "b": torch.ones(2, 2)}, tmp_path).publish()
+    for tensors, words in (
+        ({"a": torch.zeros(3), "c": torch.zeros(1)}, "'c' is not published; published are 'a', 'b'"),
+        ({"a": torch.zeros(3)}, "'b' is published and not followed here"),
+        ({"a": torch.zeros(3), "b": torch.zeros(4)}, r"'b' is a tensor \(4,\) .* published is float32 \(2, 2\)"),
+        ({"a": torch.zeros(3, dtype=torch.float16), "b": torch.zeros(2, 2)}, "published is float32"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            bk.sync.Subscriber(tensors, tmp_path).update()
+    some = {"b": torch.zeros(2, 2)}
+    bk.sync.Subscriber(some, tmp_path, some=True).update()
+    assert torch.equal(some["b"], torch.ones(2, 2))
+    with pytest.raises(TypeError, match="a module, or tensors by name"):
+        bk.sync.Subscriber([torch.zeros(3)], tmp_path)
+    with pytest.raises(TypeError, match="tensor 'a' is a tensor, not 3"):
+        bk.sync.Publisher({"a": 3}, tmp_path)
+    with pytest.raises(TypeError, match="a folder or a Comm"):
+        bk.sync.Publisher({"a": torch.ones(3)}, 3)
+
+
+def test_slices_of_a_matrix_are_followed_under_other_names(tmp_path):
+    fused = torch.randn(12, 8)
+    publisher = bk.sync.Publisher({f"rank{r}.q": fused[4 * r : 4 * r + 4] for r in range(3)}, tmp_path)
+    mine = torch.zeros(4, 16)[:, ::2]
+    follower = bk.sync.Subscriber({"rank1.q": mine}, tmp_path, some=True)
+    for _ in range(3):
+        fused[5] += 1
+        publisher.publish()
+        follower.update()
+        assert torch.equal(mine, fused[4:8])
+
+
+def test_a_tensor_that_was_changed_here_is_not_lost_in_silence(tmp_path):
+    trained, served = model(), model(1)
+    publisher, follower = bk.sync.Publisher(trained, tmp_path), bk.sync.Subscriber(served, tmp_path)
+    publisher.publish()
+    follower.update()
+    move(served)
+    publisher.publish()
+    with pytest.raises(RuntimeError, match="changed here since the last update"):
+        follower.update()

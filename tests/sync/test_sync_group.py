@@ -1,0 +1,78 @@
+"""Publisher and subscribers in one group: what comes along the chain of ranks is the published version."""
+
+import pytest
+import torch
+from pool import ranks
+
+import baguakit as bk
+
+
+def tensors(rank):
+    return {"w": torch.full((5000, 70), 1.0 + rank, dtype=torch.bfloat16), "b": torch.zeros(3)}
+
+
+def step(w, seed):
+    source = torch.Generator().manual_seed(seed)
+    w["w"] += torch.where(torch.rand(w["w"].shape, generator=source) < 0.02, 0.01, 0.0).bfloat16()
+    w["b"] += 1
+
+
+def test_all_ranks_follow_rank_0():
+    def run():
+        comm = bk.Comm()
+        mine = tensors(comm.rank)
+        there = tensors(0)
+        one = bk.sync.Publisher(mine, comm) if comm.rank == 0 else bk.sync.Subscriber(mine, comm)
+        versions = []
+        for i in range(4):
+            step(there, i)
+            if comm.rank == 0:
+                step(mine, i)
+            versions.append(one.publish() if comm.rank == 0 else one.update())
+            assert all(torch.equal(mine[name], there[name]) for name in mine)
+        return versions
+
+    assert ranks(3, run) == [[0, 1, 2, 3]] * 3
+
+
+def test_who_missed_versions_gets_their_changes_or_a_whole_copy():
+    def run():
+        comm = bk.Comm()
+        mine, there = tensors(comm.rank), tensors(0)
+        publisher = bk.sync.Publisher(mine, comm, keep=0.2) if comm.rank == 0 else None
+        follower = None if comm.rank == 0 else bk.sync.Subscriber(mine, comm)
+        for i in range(3):
+            step(there, i)
+            if publisher:
+                step(mine, i)
+            publisher.publish() if publisher else follower.update()
+        if comm.rank == 2:  # as one that has come back with the values of version 0
+            old = tensors(0)
+            step(old, 0)
+            for name, x in mine.items():
+                x.copy_(old[name])
+            follower.version, follower._written = 0, None
+        step(there, 3)
+        if publisher:
+            step(mine, 3)
+        publisher.publish() if publisher else follower.update()
+        assert all(torch.equal(mine[name], there[name]) for name in mine)
+        if comm.rank == 1:
+            follower.version, follower._written = -1, None
+            mine["w"].zero_()
+        step(there, 4)
+        if publisher:
+            step(mine, 4)
+        publisher.publish() if publisher else follower.update()
+        return all(torch.equal(mine[name], there[name]) for name in mine)
+
+    assert ranks(3, run) == [True] * 3
+
+
+def test_rank_0_publishes():
+    def run():
+        comm = bk.Comm()
+        with pytest.raises(ValueError, match="rank 0 of a Comm has the Publisher"):
+            (bk.sync.Publisher if comm.rank else bk.sync.Subscriber)({"a": torch.zeros(1)}, comm)
+
+    ranks(2, run)
