@@ -34,7 +34,7 @@ FLOORS = [
 ]
 LEVEL = {room: level for level, rooms in enumerate(FLOORS) for room in rooms}
 # Beside the floors: a wing may use them up to the algorithms, and no floor may use a wing.
-WINGS = {"data", "net", "pictures", "ranks", "tune"}
+WINGS = {"data", "net", "pictures", "ranks", "sync", "tune"}
 # Above all of them: comparisons, the store, checks, the command, and the module that `python -m baguakit` runs.
 TOP = ({"compare", "store", "testing"}, {"command"}, {"__main__"})
 TOPMOST = {room: level for level, rooms in enumerate(TOP) for room in rooms}
@@ -291,7 +291,8 @@ modules, threads, environment = set(sys.modules), set(threading.enumerate()), di
 descriptors = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
 before = tasks()
 import baguakit
-later = {"triton", *(f"baguakit.{name}" for name in ("backend", "data", "elastic", "net", "pictures", "ranks", "tune"))}
+names = ("backend", "data", "elastic", "net", "pictures", "ranks", "sync", "tune")
+later = {"triton", *(f"baguakit.{name}" for name in names)}
 print("new modules:", sorted(later & set(sys.modules) - modules))
 print("new threads:", sorted(set(threading.enumerate()) - threads, key=str), sorted(tasks() - before))
 print("environment changed:", dict(os.environ) != environment)

@@ -6,8 +6,8 @@ Values are words of `size` bytes (1, 2, 4 or 8) in blocks of 4,096, which are 16
     w     = the least number of bytes that hold every d
     m     = the number of values with d ≠ 0
 
-What is packed of a block begins with places, and then has w bytes of each d, one byte after another: the lowest bytes of
-all, then the next ones. The shortest of three kinds is taken, of equal ones the first:
+What is packed of a block begins with places, and then has w bytes of each d: the lowest bytes of all, then the next
+ones. The shortest of three kinds is taken, of equal ones the first:
 
     kind       places                                              bytes           d of
     LINES      the count of each line, then places in lines        16 + m (1 + w)  what has changed; counts below 256

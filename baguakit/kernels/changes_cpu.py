@@ -6,7 +6,6 @@ from torch import Tensor
 from . import cpu
 from .changes import BLOCK, lengths_of
 
-
 SPAN = 64  # blocks
 
 

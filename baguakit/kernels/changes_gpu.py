@@ -1,9 +1,7 @@
 """The operations of `changes.py` for GPUs: the same bytes. A program takes a block.
 
-`encode_kernel` packs a block where its values would begin; `gather_kernel` then moves what was packed together.
+`find_kernel` packs a block where its values would begin; `gather_kernel` then moves what was packed together.
 """
-
-from typing import Any
 
 import torch
 import triton  # type: ignore[import-untyped]
@@ -11,7 +9,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from . import changes
-from .gpu import launch
+from .gpu import launch, load, tiled
 
 BLOCK, LINE = tl.constexpr(changes.BLOCK), tl.constexpr(changes.LINE)
 LINES, BITMAP, ALL = tl.constexpr(changes.LINES), tl.constexpr(changes.BITMAP), tl.constexpr(changes.ALL)
@@ -20,13 +18,14 @@ RUN = tl.constexpr(1024)  # packed values, or bytes, that a program handles at o
 WARPS = 8
 
 
-@triton.jit(do_not_specialize=["n"])
-def encode_kernel(new_ptr, old_ptr, heads_ptr, slots_ptr, n, SIZE: tl.constexpr):
-    block = tl.program_id(0).to(tl.int64)
+@triton.jit(do_not_specialize=["n", "first"])
+def find_kernel(heads_ptr, new_ptr, old_ptr, slots_ptr, n, first, SIZE: tl.constexpr, MASKED: tl.constexpr):
+    block = (first + tl.program_id(0)).to(tl.int64)
     i = tl.arange(0, BLOCK)
     at = block * BLOCK + i
-    left = tl.minimum(n - block * BLOCK, BLOCK).to(tl.int32)
-    new, old = tl.load(new_ptr + at, i < left, 0), tl.load(old_ptr + at, i < left, 0)
+    left = (n - block * BLOCK).to(tl.int32) if MASKED else BLOCK
+    inside = i < left if MASKED else None
+    new, old = load(new_ptr + at, inside), load(old_ptr + at, inside)
     d = wide(new) - wide(old)
     if SIZE <= 2:  # in a word of `size` bytes the difference wraps
         d = (d << (32 - 8 * SIZE)) >> (32 - 8 * SIZE)
@@ -45,7 +44,7 @@ def encode_kernel(new_ptr, old_ptr, heads_ptr, slots_ptr, n, SIZE: tl.constexpr)
         dense = left * w < tl.where(few, in_lines, in_bitmap)
         kind = tl.where(dense, ALL, tl.where(few, LINES, BITMAP))
         k, every = tl.where(dense, i, tl.cumsum(ones) - 1), tl.where(dense, left, m)
-        told, places = tl.where(dense, i < left, changed), 0
+        told, places = changed | (dense & (i < left)), 0
         out_ptr = slots_ptr + block * BLOCK * SIZE
         if kind == LINES:
             tl.store(out_ptr + tl.arange(0, COUNTS), counts.to(tl.uint8))
@@ -77,8 +76,8 @@ def gather_kernel(packed_ptr, slots_ptr, starts_ptr, lengths_ptr, SIZE: tl.const
         tl.store(to_ptr + at, tl.load(from_ptr + at, at < length, 0), at < length)
 
 
-@triton.jit(do_not_specialize=["n"])
-def add_kernel(x_ptr, heads_ptr, starts_ptr, packed_ptr, n, SIZE: tl.constexpr):
+@triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["packed_ptr"])
+def apply_kernel(x_ptr, heads_ptr, starts_ptr, packed_ptr, n, SIZE: tl.constexpr):
     block = tl.program_id(0).to(tl.int64)
     head = tl.load(heads_ptr + block)
     m, w, kind = head & 0xFFFF, (head >> 16) & 15, head >> 20
@@ -121,17 +120,17 @@ def encode(new: Tensor, old: Tensor, size: int) -> tuple[Tensor, Tensor]:
     n, words = len(new) // size, changes.WORDS[size]
     heads = torch.empty(-(-n // changes.BLOCK), dtype=torch.int32, device=new.device)
     slots = torch.empty(len(heads) * changes.BLOCK * size, dtype=torch.uint8, device=new.device)
-    _launch(encode_kernel, heads, new.view(words), old.view(words), heads, slots, n, SIZE=size)
+    for first, blocks, masked in tiled(n, changes.BLOCK):
+        arguments = heads, new.view(words), old.view(words), slots, n, first
+        launch(find_kernel, blocks, *arguments, SIZE=size, MASKED=masked, num_warps=WARPS)
     lengths = changes.lengths_of(heads)
     ends = lengths.cumsum(0)
     packed = torch.empty(int(ends[-1]) if n else 0, dtype=torch.uint8, device=new.device)
-    _launch(gather_kernel, heads, packed, slots, ends - lengths, lengths, SIZE=size)
+    starts = ends - lengths
+    launch(gather_kernel, len(heads), packed, slots, starts, lengths, SIZE=size, num_warps=WARPS)
     return heads, packed
 
 
 def add_(x: Tensor, size: int, heads: Tensor, starts: Tensor, packed: Tensor) -> None:
-    _launch(add_kernel, heads, x.view(changes.WORDS[size]), heads, starts, packed, len(x) // size, SIZE=size)
-
-
-def _launch(kernel: Any, heads: Tensor, *arguments: Any, SIZE: int) -> None:
-    launch(kernel, len(heads), *arguments, SIZE=SIZE, num_warps=WARPS)
+    arguments = x.view(changes.WORDS[size]), heads, starts, packed, len(x) // size
+    launch(apply_kernel, len(heads), *arguments, SIZE=size, num_warps=WARPS)

@@ -1,12 +1,12 @@
 """Pack what differs between two tensors, and put it into the older one. No bit is lost, whatever the dtype.
 
-    bytes      what
-    0 – 15     the digest (BLAKE2b) of all bytes behind it
-    16 – 23    n, the number of words, as an integer, lowest byte first
-    24         the bytes of a word: those of a value, and 8 for a value of 16
-    25         the version of this format, 1
-    32 –       a bit for each block of 4,096 words, whether it has changed; padded to a multiple of 4 bytes
-    then       the heads of the changed blocks, of 4 bytes; then what is packed of each (kernels/changes.py)
+bytes      what
+0 – 15     the digest (BLAKE2b) of all bytes behind it
+16 – 23    n, the number of words, as an integer, lowest byte first
+24         the bytes of a word: those of a value, and 8 for a value of 16
+25         the version of this format, 1
+32 –       a bit for each block of 4,096 words, whether it has changed; padded to a multiple of 4 bytes
+then       the heads of the changed blocks, of 4 bytes; then what is packed of each (kernels/changes.py)
 """
 
 import hashlib

@@ -100,8 +100,7 @@ class Subscriber:
         for start, parts in steps:
             for name, x in self.tensors.items():
                 if start == NOTHING:
-                    fresh = torch.zeros_like(x, memory_format=torch.contiguous_format, requires_grad=False)
-                    x.detach().copy_(add_(fresh, parts[name]))
+                    x.detach().copy_(add_(zeros_like(x), parts[name]))
                 else:
                     add_(x.detach(), parts[name])
         self.version, self._written = version, self._writes()
@@ -150,7 +149,8 @@ def named(tensors: Tensors) -> dict[str, Tensor]:
 def place_of(name: str, place: Any, most: float) -> Folder | Group:
     if isinstance(place, Comm):
         return Group(place, most, publishes=name == "to")
-    return Folder(Path(instance(name, place, (str, Path), "a folder or a Comm")), most)
+    instance(name, place, (str, Path), "a folder or a Comm")
+    return Folder(Path(place), most)
 
 
 def facts(x: Tensor) -> list[Any]:
@@ -159,8 +159,11 @@ def facts(x: Tensor) -> list[Any]:
 
 def empty_like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return contiguous zeros: version −1 of these tensors."""
-    alike = {"memory_format": torch.contiguous_format, "requires_grad": False}
-    return {name: torch.zeros_like(x, **alike) for name, x in tensors.items()}
+    return {name: zeros_like(x) for name, x in tensors.items()}
+
+
+def zeros_like(x: Tensor) -> Tensor:
+    return torch.zeros_like(x, memory_format=torch.contiguous_format, requires_grad=False)
 
 
 def packed(tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor], start: int, version: int) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from formats import FORMATS, KEY
 from hostile import KINDS, hostile
 
-from baguakit.kernels import mixing, mixing_gpu, topk, topk_gpu
+from baguakit.kernels import changes, changes_gpu, mixing, mixing_gpu, topk, topk_gpu
 from baguakit.kernels.blockwise import definition as blockwise
 from baguakit.kernels.blockwise import gpu as blockwise_launch
 
@@ -202,7 +202,33 @@ def add_rows(variant):
             yield oks
 
 
+# Values that have changed.
+
+
+def changed(variant):
+    """Blocks of each kind, with d of every width; the last one is cut off."""
+    size = variant.facts["size"]
+    places = torch.arange(5 * changes.BLOCK + 77)
+    for step in (1, *(1 << 8 * bytes - 1 for bytes in range(1, size))):
+        old = hostile(KINDS[0], len(places) * size // 4 + 1, torch.float32, step % 7).view(torch.uint8)
+        old = old[: len(places) * size].clone()
+        new, share = old.clone(), (places // changes.BLOCK).clamp(max=4)
+        moved = (share == 1) & (places % 50 == 0) | (share == 2) & (places % 3 == 0) | (share > 2)
+        new.view(changes.WORDS[size])[moved] += torch.tensor(step).to(changes.WORDS[size])
+        copies = [old.clone() for _ in range(2)]
+        (heads, packed), theirs = (m.encode(new, x, size) for m, x in zip((changes_gpu, changes), copies, strict=True))
+        yield heads, theirs[0]
+        yield packed, theirs[1]
+        yield copies
+        lengths = changes.lengths_of(heads)
+        changes_gpu.add_(old, size, heads, lengths.cumsum(0) - lengths, packed)
+        yield old, new
+
+
 CALLS = {
+    "find_kernel": changed,
+    "gather_kernel": changed,
+    "apply_kernel": changed,
     "compress_kernel": compress,
     "decompress_kernel": decompress,
     "add_kernel": lambda variant: (add_rows if "weighted" in variant.facts else add)(variant),

@@ -23,7 +23,9 @@ def state(net: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
-    return all(torch.equal(x.reshape(-1).view(torch.uint8), b[name].reshape(-1).view(torch.uint8)) for name, x in a.items())
+    return all(
+        torch.equal(x.reshape(-1).view(torch.uint8), b[name].reshape(-1).view(torch.uint8)) for name, x in a.items()
+    )
 
 
 def test_subscribers_follow_whatever_they_missed(tmp_path):
@@ -85,14 +87,14 @@ def test_damaged_and_missing_files_are_named_and_nothing_is_applied(tmp_path):
     right = file.read_bytes()
     for at in (0, 20, len(right) // 2, len(right) - 1):
         file.write_bytes(right[:at] + bytes([right[at] ^ 64]) + right[at + 1 :])
-        with pytest.raises(ValueError, match="damaged|cut off"):
+        with pytest.raises(ValueError, match=r"damaged|cut off"):
             follower.update()
     file.write_bytes(right[:-5])
-    with pytest.raises(ValueError, match="damaged|cut off"):
+    with pytest.raises(ValueError, match=r"damaged|cut off"):
         follower.update()
     file.write_bytes(right)
     (tmp_path / "000000001").rename(tmp_path / "elsewhere")
-    with pytest.raises(FileNotFoundError, match="has version 2, and no .*000000001"):
+    with pytest.raises(FileNotFoundError, match=r"has version 2, and no .*000000001"):
         follower.update()
     assert same(state(served), before)
     (tmp_path / "elsewhere").rename(tmp_path / "000000001")

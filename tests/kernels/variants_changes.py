@@ -1,0 +1,26 @@
+"""The kernels of values that have changed, as they are launched for tensors on multiples of sixteen bytes."""
+
+from variants import Variant
+
+from baguakit.kernels import changes
+from baguakit.kernels import changes_gpu as kernels
+
+POINTERS = {"heads_ptr": "*i32", "starts_ptr": "*i64", "lengths_ptr": "*i64", "slots_ptr": "*u8", "packed_ptr": "*u8"}
+
+
+def variants():
+    for size in changes.WORDS:
+        yield from (variant(kernels.find_kernel, size, MASKED=masked) for masked in (False, True))
+        yield variant(kernels.gather_kernel, size)
+        yield variant(kernels.apply_kernel, size)
+
+
+def variant(kernel, size, **constants):
+    constants["SIZE"] = size
+    words = dict.fromkeys(("new_ptr", "old_ptr", "x_ptr"), f"*i{8 * size}")
+    types = POINTERS | words | {"n": "i32", "first": "i32"}
+    signature = {name: types[name] for name in kernel.arg_names if name not in constants}
+    anywhere = {"packed_ptr"} if kernel is kernels.apply_kernel else set()
+    aligned = tuple(name for name in signature if name.endswith("_ptr") and name not in anywhere)
+    facts = {"size": size, "masked": constants.get("MASKED", True)}
+    return Variant(kernel, signature, constants, aligned, {"num_warps": kernels.WARPS}, changes.BLOCK, facts)
