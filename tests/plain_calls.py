@@ -240,6 +240,8 @@ SPECIAL |= {
     ),
     ("tune.Plan", "rows"): lambda w, called: (prediction(w),),
     ("tune.Plan", "best"): lambda w, called: prediction(w),
+    ("sync.Publisher", "to"): lambda w, called: os.path.join(w.path, "weights"),
+    ("sync.Subscriber", "source"): lambda w, called: os.path.join(w.path, "weights"),
     ("Hierarchical", "inner"): lambda w, called: Mean(),
     ("Chosen().choose", "src_weights"): lambda w, called: {},
 }

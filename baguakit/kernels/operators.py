@@ -25,8 +25,7 @@ Result = TypeVar("Result")
 # The modules of families: the definition, and the kernels for CPUs and GPUs.
 MODULES = {
     "mixing": ("mixing", "mixing_cpu", "mixing_gpu"), "topk": ("topk", "topk_cpu", "topk_gpu"),
-    "blockwise": ("blockwise.definition", "blockwise.cpu", "blockwise.gpu"),
-    "steps": ("steps.definition", "steps.cpu", "steps.gpu"), "changes": ("changes", "changes_cpu", "changes_gpu"),
+    **{name: (f"{name}.definition", f"{name}.cpu", f"{name}.gpu") for name in ("blockwise", "changes", "steps")},
 }  # fmt: skip
 imported = cache(import_module)  # Triton is imported at the first kernel: where there is no GPU, it need not be there
 

@@ -6,7 +6,7 @@ bytes      what
 24         the bytes of a word: those of a value, and 8 for a value of 16
 25         the version of this format, 1
 32 –       a bit for each block of 4,096 words, whether it has changed; padded to a multiple of 4 bytes
-then       the heads of the changed blocks, of 4 bytes; then what is packed of each (kernels/changes.py)
+then       the heads of the changed blocks, of 4 bytes; then what is packed of each (kernels/changes)
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..arguments import checked, describe, tensor
-from ..kernels import changes as blocks
+from ..kernels.changes import definition as blocks
 from ..kernels.operators import home_of
 
 DIGEST, HEADER, FORMAT = 16, 32, 1

@@ -8,9 +8,11 @@ import torch
 from formats import FORMATS, KEY
 from hostile import KINDS, hostile
 
-from baguakit.kernels import changes, changes_gpu, mixing, mixing_gpu, topk, topk_gpu
+from baguakit.kernels import mixing, mixing_gpu, topk, topk_gpu
 from baguakit.kernels.blockwise import definition as blockwise
 from baguakit.kernels.blockwise import gpu as blockwise_launch
+from baguakit.kernels.changes import definition as changes
+from baguakit.kernels.changes import gpu as changes_gpu
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "fp64": torch.float64}
 KEYS = (KEY, 0, (1 << 64) - 1)

@@ -3,7 +3,9 @@
 import pytest
 import torch
 
-from baguakit.kernels import changes, changes_cpu, cpu
+from baguakit.kernels import cpu
+from baguakit.kernels.changes import cpu as changes_cpu
+from baguakit.kernels.changes import definition as changes
 
 SIZES = (1, 2, 4, 8)
 LENGTHS = (0, 1, 255, 256, 257, 4095, 4096, 4097, 9000)
@@ -15,7 +17,7 @@ STEPS = (1, 127, 128, 200, 40_000, 2**23, 2**31, 2**62)  # |d| at most: the next
 def kernels(request):
     """The kernels that equal the definition, and the device that they run on."""
     if request.param == "Triton":
-        from baguakit.kernels import changes_gpu
+        from baguakit.kernels.changes import gpu as changes_gpu
 
         return changes_gpu, request.getfixturevalue("device")
     if request.config.getoption("ptx"):

@@ -2,8 +2,8 @@
 
 from variants import Variant
 
-from baguakit.kernels import changes
-from baguakit.kernels import changes_gpu as kernels
+from baguakit.kernels.changes import definition as changes
+from baguakit.kernels.changes import gpu as kernels
 
 POINTERS = {"heads_ptr": "*i32", "starts_ptr": "*i64", "lengths_ptr": "*i64", "slots_ptr": "*u8", "packed_ptr": "*u8"}
 

@@ -1,4 +1,4 @@
-/* The operations of changes.py, span by span. */
+/* The operations of definition.py, span by span. */
 #include "common.h"
 
 enum { BLOCK = 4096, LINE = 256, LINES = 1, BITMAP = 2, ALL = 3, SPAN = 64 };
@@ -24,17 +24,17 @@ INLINE int spread(const uint8_t *restrict bits, uint8_t *restrict places, int *r
 #define UNSIGNED uint32_t
 #define NAMED(f) JOINED(f, 8)
 #define WORD int8_t
-#include "changes.h"
+#include "words.h"
 #undef NAMED
 #undef WORD
 #define NAMED(f) JOINED(f, 16)
 #define WORD int16_t
-#include "changes.h"
+#include "words.h"
 #undef NAMED
 #undef WORD
 #define NAMED(f) JOINED(f, 32)
 #define WORD int32_t
-#include "changes.h"
+#include "words.h"
 #undef NAMED
 #undef WORD
 #undef DIFFERENCE
@@ -43,7 +43,7 @@ INLINE int spread(const uint8_t *restrict bits, uint8_t *restrict places, int *r
 #define UNSIGNED uint64_t
 #define NAMED(f) JOINED(f, 64)
 #define WORD int64_t
-#include "changes.h"
+#include "words.h"
 
 typedef int32_t Encoder(const void *new, void *old, int n, uint8_t **end);
 typedef struct { const uint8_t *new; uint8_t *old; int32_t *heads; uint8_t *slots; i64 n, size, threads; } Encode;

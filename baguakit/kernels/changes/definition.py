@@ -17,7 +17,7 @@ ones. The shortest of three kinds is taken, of equal ones the first:
 A head of a block is m + 2¹⁶ w + 2²⁰ kind, and 0 where nothing has changed. Trained weights in 16 bits move to a
 neighbour most of the time, so that d has one byte where the value has two.
 
-This file is the definition; `changes_cpu.py` and `changes_gpu.py` give the same bytes on CPUs and GPUs.
+This file is the definition; `cpu.py` and `gpu.py` give the same bytes on CPUs and GPUs.
 """
 
 import torch

@@ -1,10 +1,10 @@
-"""Run `changes.c`, which has the operations of `changes.py` for CPUs: the same bytes."""
+"""Run `cpu.c`, which has the operations of `definition.py` for CPUs: the same bytes."""
 
 import torch
 from torch import Tensor
 
-from . import cpu
-from .changes import BLOCK, lengths_of
+from .. import cpu
+from .definition import BLOCK, lengths_of
 
 SPAN = 64  # blocks
 

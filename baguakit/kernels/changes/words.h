@@ -1,4 +1,4 @@
-/* The operations of changes.py on a block of words of one size: changes.c includes this file for each. WORD is the type
+/* The operations of definition.py on a block of words of one size: cpu.c includes this file for each. WORD is the type
    of a word, DIFFERENCE a signed type that holds it, in whose size compilers vectorise, and NAMED(f) the name of f. */
 
 /* Pack a block, copy what has changed, and return the head; *end then is behind what was packed. */

@@ -1,4 +1,4 @@
-"""The operations of `changes.py` for GPUs: the same bytes. A program takes a block.
+"""The operations of `definition.py` for GPUs: the same bytes. A program takes a block.
 
 `find_kernel` packs a block where its values would begin; `gather_kernel` then moves what was packed together.
 """
@@ -8,8 +8,8 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-from . import changes
-from .gpu import launch, load, tiled
+from ..gpu import launch, load, tiled
+from . import definition as changes
 
 BLOCK, LINE = tl.constexpr(changes.BLOCK), tl.constexpr(changes.LINE)
 LINES, BITMAP, ALL = tl.constexpr(changes.LINES), tl.constexpr(changes.BITMAP), tl.constexpr(changes.ALL)
