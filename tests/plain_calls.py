@@ -240,6 +240,11 @@ SPECIAL |= {
     ),
     ("tune.Plan", "rows"): lambda w, called: (prediction(w),),
     ("tune.Plan", "best"): lambda w, called: prediction(w),
+    **{(f"sync.{name}", "tensors"): lambda w, called: {"w": torch.ones(3)} for name in ("Publisher", "Subscriber")},
+    ("sync.changes", "new"): lambda w, called: torch.ones(3),
+    ("sync.changes", "old"): lambda w, called: torch.zeros(3),
+    ("sync.apply_", "x"): lambda w, called: torch.zeros(3),
+    ("sync.apply_", "packed"): lambda w, called: bk.sync.changes(torch.ones(3), torch.zeros(3)),
     ("sync.Publisher", "to"): lambda w, called: os.path.join(w.path, "weights"),
     ("sync.Subscriber", "source"): lambda w, called: os.path.join(w.path, "weights"),
     ("Hierarchical", "inner"): lambda w, called: Mean(),
@@ -281,6 +286,8 @@ REFUSED = (
     "timeline().overlap",
     "timeline().window",
     *(f"attach().{name}" for name in ("leave", "recoverable", "on_regroup")),
+    "Publisher().regroup",  # of a folder
+    "Subscriber().regroup",
     "Sampler().follow",  # these work in groups whose ranks come and go
     # Nobody knows what all ranks have chosen.
     *(f"Chosen().{name}" for name in dir(bk.topology.Chosen) if name != "choose"),
