@@ -7,6 +7,7 @@ subscriber changes nothing until all packets that lead to the newest version are
 
 import json
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -47,16 +48,13 @@ class Publisher:
 
     def publish(self) -> int:
         """Publish the values of now as the next version; return its number: 0, 1, 2 … With a `Comm`, collective."""
-        start = self.version if self.copies else NOTHING
-        self.copies = self.copies or empty_like(self.tensors)
-        packet = packed(self.tensors, self.copies, start, self.version + 1)
+        start, copies = (self.version, self.copies) if self.copies else (NOTHING, empty_like(self.tensors))
+        self.copies = {}  # after an error, the next version is a whole copy
+        packet = packed(self.tensors, copies, start, self.version + 1)
         self.version += 1
-        self.place.add(packet, self.version, start == NOTHING, self._whole)
+        self.place.add(packet, self.version, start == NOTHING, partial(whole_copy, copies, self.version))
+        self.copies = copies
         return self.version
-
-    def _whole(self) -> Tensor:
-        """Return the packet that leads from nothing to this version."""
-        return packed(self.copies, empty_like(self.copies), NOTHING, self.version)
 
     def regroup(self, comm: Comm) -> None:
         """Go on in another group, after ranks were lost or have joined."""
@@ -174,6 +172,11 @@ def packed(tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor], start: i
     head = sealed(torch.frombuffer(bytearray(line + b" " * (-len(line) % 16)), dtype=torch.uint8))
     length = torch.frombuffer(bytearray(len(head).to_bytes(16, "little")), dtype=torch.uint8)
     return torch.cat([length, head, *parts])
+
+
+def whole_copy(tensors: Mapping[str, Tensor], version: int) -> Tensor:
+    """Return the packet that leads from nothing to a version."""
+    return packed(tensors, empty_like(tensors), NOTHING, version)
 
 
 def contents(packet: Tensor) -> Packet:

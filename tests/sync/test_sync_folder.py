@@ -143,3 +143,19 @@ def test_a_tensor_that_was_changed_here_is_not_lost_in_silence(tmp_path):
     publisher.publish()
     with pytest.raises(RuntimeError, match="changed here since the last update"):
         follower.update()
+
+
+def test_after_a_version_that_could_not_be_written_comes_a_whole_copy(tmp_path, monkeypatch):
+    trained, served = model(), model(1)
+    publisher, follower = bk.sync.Publisher(trained, tmp_path), bk.sync.Subscriber(served, tmp_path)
+    publisher.publish()
+    follower.update()
+    move(trained)
+    with monkeypatch.context() as full:
+        full.setattr("os.fsync", lambda _: (_ for _ in ()).throw(OSError("no space left")))
+        with pytest.raises(OSError, match="no space left"):
+            publisher.publish()
+    move(trained)
+    assert publisher.publish() == 2
+    assert follower.update() == 2
+    assert same(state(served), state(trained))
