@@ -105,6 +105,8 @@ def train(end: Any, store: str, name: str, algorithm: str, options: dict[str, An
     model, rate = Quadratic().to(device), options.pop("lr", 0.25)
     optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=options.pop("momentum", 0.0))
     timeout, waits = options.pop("timeout", 30.0), options.pop("waits", False)
+    number = 1.0 + zlib.crc32(name.encode()) % 3  # of tokens in each step
+    weight = {"": None, "number": number, "function": lambda: number}[options.pop("weight", "")]
     dies_told, gathers = options.pop("dies_told", 0), options.pop("gathers", False)
     if dies := options.pop("dies", ""):
         die_at(dies, model, optimizer)
@@ -115,7 +117,8 @@ def train(end: Any, store: str, name: str, algorithm: str, options: dict[str, An
         end.send(("joined", comm.rank, comm.size))
         if waits:
             end.recv()
-        with bk.attach(model, optimizer, made(algorithm), comm=comm, timeout=timeout, bucket_bytes=100) as att:
+        options = {"comm": comm, "timeout": timeout, "bucket_bytes": 100, "weight": weight}
+        with bk.attach(model, optimizer, made(algorithm), **options) as att:
             att.on_regroup(changes.append)
             if dies_told:  # in its first callback; both are collective
                 att.on_regroup(lambda change: die_at("now") if change.ranks == dies_told else comm.gather_objects(1))

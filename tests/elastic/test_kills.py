@@ -7,6 +7,7 @@ import torch
 import torch.distributed as dist
 from crew import INNER, crew, gather, step
 from everything import averages_gradients, made
+from tiers import slow_after
 
 CASES, KILLS = 40, 5
 MOMENTS = ["now", "backward", "flight", "optimizer", "stepped", *INNER, "joining"]
@@ -43,6 +44,21 @@ def test_all_go_on_whenever_a_rank_is_killed(seed):
             step(here)
         while not only_the_latest_two(rounds_in(ranks.address)):
             step(here)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("algorithm", slow_after(1, ["local_sgd(every=2)", "gradient_allreduce()", "choco()"]))
+def test_ranks_with_weights_go_on_too(algorithm):
+    for weight in ("number", *(["function"] if algorithm != "choco()" else [])):
+        with crew(algorithm, lr=0.05, weight=weight) as ranks:
+            here = ranks.start("a", "b", "c")
+            gather(here)
+            for kill, moment in enumerate(("flight", "now")):
+                here = replace(ranks, here, moment, random.Random(kill), f"{kill}")
+                found = step(here, 2)
+                assert all(torch.isfinite(each["weights"]).all() for each in found)
+            if averages_gradients(made(algorithm)):
+                assert all(torch.equal(each["weights"], found[0]["weights"]) for each in found)
 
 
 def replace(ranks, here, moment, draws, name):
