@@ -22,6 +22,7 @@ This page is written by `python -m bench.roofline --page` from the JSON in `benc
     python -m bench.step_profile      where a step of bytegrad spends its time, on the host and on the device
     python -m bench.network           steps of training over slow links, on hosts that are network namespaces (root)
     python -m bench.frontier          seconds and bytes to the same loss of a language model, ours and peers
+    python -m bench.frontier.speeds   the same, and goodput, of four hosts of unequal speed (root)
     python -m bench.elastic           steps, and seconds to the next one, while ranks are killed and replaced (root)
     python -m bench.control measure   requests to the store, and seconds to name a lost rank, with up to 512 ranks
     python -m bench.netlab -- CMD     such hosts for a program of your own (root)
