@@ -136,8 +136,8 @@ def probe(
         try:
             for part in parts if count == 1 else parts[-1:]:  # between nodes, if there are any, messages are divided
                 group = own if part == "flat" else getattr(own, part)
-                for name, send in {part: None, **in_one_kernel(part, group, compressors)}.items():
-                    links.append(link_of(name, count, group, comm, there, stretch, share, send))
+                for link, send in {part: None, **in_one_kernel(part, group, compressors)}.items():
+                    links.append(link_of(link, count, group, comm, there, stretch, share, send))
         except BaseException:
             abort_all(own.groups())
             raise
