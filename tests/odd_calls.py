@@ -201,7 +201,7 @@ def obscurity(error: Exception, argument: str, value: Any) -> str:
     """Return the fault of an error; "" if it is a sentence of ours that names the argument and the value."""
     said, where = str(error), traceback.extract_tb(error.__traceback__)[-1].filename
     what = f"{type(error).__name__}: {said[:200]}"
-    if isinstance(error, OSError) and argument == "path" and error.filename is not None:
+    if isinstance(error, OSError) and argument in ("path", "to", "source") and error.filename is not None:
         return ""  # the system's word on a file
     if not isinstance(error, ALLOWED) and type(error).__name__ not in ("PeerError", "RankError"):
         return f"of a type that is not allowed: {what}"

@@ -306,6 +306,7 @@ ALIASES = {
     "targets": "peer",
     "families": "measured",
     "part": "network",
+    "parts": "part",
     "link": "host",
 }  # what sentences also say of an argument
 ENDS = {

@@ -5,10 +5,10 @@ mean = Σ_r w_r x_r / Σ_r w_r = (1/n) Σ_r c_r x_r           c_r = n w_r / Σ_j
 
 from collections.abc import Callable, Sequence
 from math import fsum, inf
-from numbers import Real
 from operator import itemgetter
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -50,7 +50,7 @@ def between(weights: Weights | None) -> Weights | None:
 
 def number(weight: Any) -> float:
     """Return the weight of a rank as a float, which may be impossible; raise a TypeError if it is no number."""
-    if isinstance(weight, bool) or not isinstance(weight, Real):
+    if isinstance(weight, bool) or not isinstance(weight, int | float | np.integer | np.floating):
         raise TypeError(message("weight", "a number, such as that of the tokens in a batch", weight))
     try:
         return float(weight)

@@ -74,7 +74,7 @@ def _checked(values: Any, n: int) -> Costs:
         if array.dtype.kind not in "biufO":
             raise TypeError(f"dtype {array.dtype}")
         costs = np.array(array, dtype=np.float64)
-    except (TypeError, ValueError, RuntimeError) as error:  # torch raises RuntimeError
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:  # torch raises RuntimeError
         raise TypeError(f"complexity holds {type(values).__name__}, not one number per sample ({error})") from None
     if costs.shape != (n,):
         found = f"complexity has shape {costs.shape} and the dataset {n} samples"

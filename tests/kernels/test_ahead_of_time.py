@@ -288,3 +288,17 @@ def test_exchanges_between_ranks_move_values_in_sixteen_bytes(exchange):
         for kind in ("ld", "st"):
             wide = sum(facts["accesses"].get(f"{kind}.global.{vector}", 0) for vector in VECTORS)
             assert wide >= facts["values"] * SIZES["fp32"] // 16, (name_of(facts), facts["accesses"])
+
+
+@pytest.fixture(scope="module", params=slow_after(0, TARGETS))
+def changes(request: pytest.FixtureRequest) -> tuple[dict, ...]:
+    return compiled("changes", request.param)
+
+
+def test_values_that_have_changed_are_read_in_sixteen_bytes_and_nothing_spills(changes):
+    for facts in changes:
+        # Of eight bytes of stack, `apply_kernel` keeps a counter there.
+        assert sum(facts["spilled"]) <= 8 * (facts["kernel"] == "apply_kernel"), name_of(facts)
+        if facts["target"].startswith("cuda") and facts["kernel"] == "find_kernel" and not facts["masked"]:
+            loads = sum(facts["accesses"].get(name, 0) for name in ("ld.global.v4.b32", "ld.global.v2.b64"))
+            assert loads >= 2 * facts["values"] * facts["size"] // 16, (name_of(facts), facts["accesses"])

@@ -152,7 +152,7 @@ def test_a_seed_gives_one_simulation():
 def test_of_any_cluster(machines, failures, algorithm, regroup):
     found = simulate(model(), algorithm, machines, FREE, failures, seconds=300.0, regroup=regroup)
     count = sum(each.count for each in machines)
-    assert 0 <= found.goodput <= 1 + 1e-9 and 0 <= found.availability <= 1 and found.rounds >= 0
+    assert 0 <= found.goodput <= 1 + 1e-9 and 0 <= found.availability <= 1 + 1e-9 and found.rounds >= 0
     assert all(before.seconds <= after.seconds for before, after in pairwise(found.events))
     present = [count, *(each.present for each in found.events)]
     assert all(abs(after - before) == 1 for before, after in pairwise(present))
