@@ -68,7 +68,7 @@ def test_its_code_runs(code):
 def test_every_algorithm_is_named():
     """Every name of `bk.algorithms` and of `bk.topology` that somebody comes for can be found."""
     named = set(re.findall(r"bk\.algorithms\.(\w+)", PAGE))
-    nobody_else_has = {"top_k", "choco", "quasi_global_momentum"}
+    nobody_else_has = {"top_k", "choco", "quasi_global_momentum", "decoupled_diloco"}
     missing = {*bk.algorithms.__all__} - named - nobody_else_has
     assert not missing, f"name {missing} in docs/coming_from.md, or here if no other package has it"
 

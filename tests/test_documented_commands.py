@@ -71,7 +71,7 @@ RULES: list[tuple[str, Runs | Accepted | Looked]] = [
     ),
     (r"torchrun .* train\.py", Runs()),
     (r"python examples/(cached_dataset|fused_optimizer)\.py", Runs()),
-    (r"python examples/rollout\.py", Runs("--steps=4 --every=2")),
+    (r"python examples/rollout\.py.*", Runs("--steps=4 --every=2")),
     (r"python -m bench\.netlab .*-- python train\.py", Runs()),  # as root
     (r"python -m bench\.netlab .*-- .*", Accepted("the same with another program")),
     (r"python -m bench\.network figures", Runs("--out=out")),

@@ -14,6 +14,7 @@ import itertools
 import json
 import pkgutil
 import sys
+from unittest import mock
 
 import torch
 from absent_gpu import AbsentGPU
@@ -29,6 +30,8 @@ from baguakit.kernels import mixing_gpu as mixing_triton
 from baguakit.kernels import topk
 from baguakit.kernels import topk_gpu as topk_triton
 from baguakit.kernels.blockwise import gpu as blockwise_launch
+from baguakit.kernels.changes import definition as changes
+from baguakit.kernels.changes import gpu as changes_launch
 from baguakit.kernels.exchange import rows_gpu as rows_launch
 from baguakit.kernels.exchange.mean_gpu import mean_
 from baguakit.kernels.exchange.tiles_gpu import Memory, Wire
@@ -105,6 +108,15 @@ def launches():
         yield f"mean of ranks, {name}, {dtype}, {one_hop=}", lambda args=(wire, dtype, one_hop): joint(*args)
     for kind, (name, wire), dtype in itertools.product(ROWS, wires(), DTYPES[:3]):
         yield f"{kind}, {name}, {dtype}", lambda args=(kind, wire, dtype): in_rows(*args)
+    for size in changes.WORDS:
+        yield f"changes of {size} bytes", lambda size=size: changing(size)
+
+
+def changing(size):
+    x = torch.zeros(5000 * size, dtype=torch.uint8)
+    with mock.patch.object(torch, "empty", torch.zeros):  # heads, which no kernel writes here, say what is packed
+        heads, packed = changes_launch.encode(x, x.clone(), size)
+    changes_launch.add_(x, size, heads, torch.zeros(len(heads), dtype=torch.int64), packed)
 
 
 def wires():
