@@ -7,6 +7,7 @@ are older than the whole copy before the newest one, so that who reads a file ha
 import contextlib
 import os
 import uuid
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,21 @@ class Folder:
         self.path, self.most, self.since = path, most, 0
 
     def begin(self) -> int:
-        """Make the folder, remove what a publisher that was killed had begun; return the newest version, or −1."""
+        """Make the folder, remove what a publisher that was killed had begun; return the newest version, or −1.
+
+        Raises:
+            RuntimeError: another publisher writes there.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self.path / "publisher.lock", os.O_WRONLY | os.O_CREAT)
+        weakref.finalize(self, os.close, lock)  # until then the lock is held
+        with contextlib.suppress(ImportError):  # Windows has no such locks
+            import fcntl
+
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RuntimeError(f"another publisher writes to {self.path}; give each its own folder") from None
         for left in self.path.glob("unfinished-*"):
             left.unlink(missing_ok=True)
         return max(self.files(), default=-1)

@@ -145,6 +145,13 @@ def test_a_tensor_that_was_changed_here_is_not_lost_in_silence(tmp_path):
         follower.update()
 
 
+def test_a_folder_has_one_publisher(tmp_path):
+    first = bk.sync.Publisher(model(), tmp_path)
+    with pytest.raises(RuntimeError, match="another publisher writes to"):
+        bk.sync.Publisher(model(), tmp_path)
+    assert first.publish() == 0
+
+
 def test_after_a_version_that_could_not_be_written_comes_a_whole_copy(tmp_path, monkeypatch):
     trained, served = model(), model(1)
     publisher, follower = bk.sync.Publisher(trained, tmp_path), bk.sync.Subscriber(served, tmp_path)
