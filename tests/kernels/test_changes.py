@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tiers import slow_unless
 
 from baguakit.kernels import cpu
 from baguakit.kernels.changes import cpu as changes_cpu
@@ -62,7 +63,7 @@ def check(new: torch.Tensor, old: torch.Tensor, size: int, kernels) -> set[tuple
     return {(head >> 20, head >> 16 & 15) for head in heads.tolist()}
 
 
-@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("size", slow_unless((2, 4), SIZES))
 def test_kernels_pack_the_same_bytes_and_give_the_values_back(size, kernels):
     few = kernels[0] is not changes_cpu  # Triton's interpreter, and an executor, take long
     seen = set()

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tiers import slow_after
 
 pytest.importorskip("triton")
 ROOT = Path(__file__).parents[2]
@@ -48,8 +49,9 @@ def test_planted_faults_are_found_and_few_sectors_are_touched(arch):
 
 
 @pytest.mark.timeout(600)
-def test_exchanges_between_ranks_in_one_kernel():
-    assert "skipped" not in executed(90, *MEANS, *ROWS[:2], marks="not slow")
+@pytest.mark.parametrize("files", slow_after(1, [[*MEANS[:2]], [*MEANS[2:], *ROWS[:2]]]), ids=["means", "others"])
+def test_exchanges_between_ranks_in_one_kernel(files):
+    assert "skipped" not in executed(90, *files, marks="not slow")
 
 
 @pytest.mark.slow
