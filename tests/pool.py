@@ -1,8 +1,6 @@
 """Live ranks, kept from test to test: `baguakit.Ranks`, on which warnings are errors."""
 
 import contextlib
-import gc
-import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +17,6 @@ try:
 except ImportError:
     import pickle  # takes what the ranks can import: functions at the top of test files
 
-MANY = 20  # threads of a rank
 LIMIT = 600.0  # seconds that a call may take: more than a compilation on a busy machine
 
 
@@ -48,12 +45,7 @@ def strictly(function: Callable[..., Any], *args: Any) -> Any:
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "Guards may run slower", RuntimeWarning)  # torch's, of Python 3.13.0
         warnings.filterwarnings("ignore", "`torch.jit.script_method` is deprecated", DeprecationWarning)  # of inductor
-        try:
-            return function(*args)
-        finally:
-            # Groups of gloo are in cycles, and each has a thread that wakes a hundred times a second.
-            if len(os.listdir("/proc/self/task")) > MANY:
-                gc.collect()
+        return function(*args)
 
 
 @contextlib.contextmanager

@@ -205,6 +205,8 @@ class Runtime(Generic[AnySetup]):
             channel.lane.close(wait)
         for channel in channels if self.comm.size > 1 else ():
             channel.comm.close()
+            if wait:  # else work may still be on the lane. A group has a thread, which ends with its last reference.
+                vars(channel).update(comm=self.comm)
 
     def groups(self) -> list[Any]:
         """Return the process groups that this runtime made. A single rank uses the user's group and makes none."""
