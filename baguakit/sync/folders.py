@@ -1,4 +1,7 @@
-"""Packets as files of a folder: `000000012` has the changes from version 11 to 12, `000000012-whole` all values.
+"""Packets as files of a folder, whose names have the version and the run of the publisher:
+
+    000000012-1f0c5e2a77b9           the changes from version 11 to 12
+    000000012-1f0c5e2a77b9-whole     all values of version 12
 
 A file appears whole or not at all: it is written under another name, synced and renamed. Files are removed only if they
 are older than the whole copy before the newest one, so that who reads a file has time to come to the next.
@@ -6,6 +9,7 @@ are older than the whole copy before the newest one, so that who reads a file ha
 
 import contextlib
 import os
+import re
 import uuid
 import weakref
 from collections.abc import Callable
@@ -17,6 +21,7 @@ import torch
 from torch import Tensor
 
 WHOLE = "-whole"
+NAME = re.compile(r"\d{9,}-[0-9a-f]{12}(-whole)?")
 TRIALS = 3  # of reading, while the publisher removes files
 
 
@@ -53,16 +58,16 @@ class Folder:
         """Return the names of files by version, in order."""
         found: dict[int, set[str]] = {}
         for name in sorted(os.listdir(self.path)) if self.path.is_dir() else []:
-            if name.removesuffix(WHOLE).isdigit():
-                found.setdefault(int(name.removesuffix(WHOLE)), set()).add(name)
+            if NAME.fullmatch(name):
+                found.setdefault(int(name.partition("-")[0]), set()).add(name)
         return found
 
-    def add(self, packet: Tensor, version: int, whole: bool, copy: Callable[[], Tensor]) -> None:
+    def add(self, packet: Tensor, run: str, version: int, whole: bool, copy: Callable[[], Tensor]) -> None:
         """Write a packet; after many, write a whole copy beside, and remove what is old."""
-        self._write(packet, name_of(version, whole))
+        self._write(packet, name_of(version, run, whole))
         self.since = 0 if whole else self.since + len(packet)
         if self.since > self.most:
-            self._write(copy(), name_of(version, True))
+            self._write(copy(), name_of(version, run, True))
             self.since = 0
         files = self.files()
         oldest = [-1, *whole_among(files)][-2:][0]
@@ -78,27 +83,29 @@ class Folder:
             os.fsync(file.fileno())
         unfinished.replace(self.path / name)
 
-    def packets_after(self, version: int) -> list[Tensor]:
-        """Return the packets that lead from a version to the newest, or from the newest whole copy on."""
+    def packets_after(self, version: int, run: str) -> list[tuple[str, Tensor]]:
+        """Return the packets, and their files, from a version to the newest, or from the newest whole copy on."""
         for trial in range(TRIALS):
             files = self.files()
             newest = max(files, default=-1)
-            chain = [name_of(each, False) for each in range(version + 1, newest + 1)]
-            if version < 0 or not set().union(*files.values()).issuperset(chain):
+            latest = min(files.get(newest, {"-"})).split("-")[1]  # the run of the newest version
+            chain = [name_of(each, run, False) for each in range(version + 1, newest + 1)]
+            if files and (run != latest or version > newest or not set().union(*files.values()).issuperset(chain)):
                 start = max(whole_among(files), default=-1)
-                chain = [name_of(each, each == start) for each in range(max(start, 0), newest + 1)]
+                chain = [name_of(each, latest, each == start) for each in range(max(start, 0), newest + 1)]
             try:
-                return [torch.from_numpy(np.fromfile(self.path / name, np.uint8)) for name in chain]
+                paths = [self.path / name for name in chain]
+                return [(str(path), torch.from_numpy(np.fromfile(path, np.uint8))) for path in paths]
             except FileNotFoundError as error:
                 if trial == TRIALS - 1:
                     raise FileNotFoundError(f"{self.path} has version {newest}, and no {error.filename}") from None
         raise AssertionError  # the loop returns or raises
 
 
-def name_of(version: int, whole: bool) -> str:
-    return f"{version:09d}{WHOLE * whole}"
+def name_of(version: int, run: str, whole: bool) -> str:
+    return f"{version:09d}-{run}{WHOLE * whole}"
 
 
 def whole_among(files: dict[int, set[str]]) -> list[int]:
     """Return the versions of which there is a whole copy."""
-    return [version for version, names in files.items() if name_of(version, True) in names]
+    return [version for version, names in files.items() if any(name.endswith(WHOLE) for name in names)]

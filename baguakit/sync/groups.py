@@ -32,22 +32,22 @@ class Group:
         there.log = self.log
         return there
 
-    def add(self, packet: Tensor, version: int, whole: bool, copy: Callable[[], Tensor]) -> None:
+    def add(self, packet: Tensor, run: str, version: int, whole: bool, copy: Callable[[], Tensor]) -> None:
         """Send what leads to this version from the oldest that a rank has; the whole copy if that is not kept."""
         self.log |= {} if whole else {version: packet}
         while sum(map(len, self.log.values())) > self.most:
             del self.log[min(self.log)]
-        oldest = min(self.comm.gather_objects(version, plain=True))
+        oldest = min(v if r == run else -1 for v, r in self.comm.gather_objects([version, run], plain=True))
         wanted = range(oldest + 1, version + 1)
         if whole or oldest < 0:
             self._along([packet if whole else copy()])
         else:
             self._along([self.log[each] for each in wanted] if self.log.keys() >= set(wanted) else [copy()])
 
-    def packets_after(self, version: int) -> list[Tensor]:
+    def packets_after(self, version: int, run: str) -> list[tuple[str, Tensor]]:
         """Return the packets that come from rank 0, and pass them on."""
-        self.comm.gather_objects(version, plain=True)
-        return self._along([])
+        self.comm.gather_objects([version, run], plain=True)
+        return [("from rank 0", packet) for packet in self._along([])]
 
     def _along(self, packets: list[Tensor]) -> list[Tensor]:
         comm, here = self.comm, device_of(self.comm.group)

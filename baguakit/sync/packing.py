@@ -40,7 +40,9 @@ def changes(new: Tensor, old: Tensor) -> Tensor:
         raise ValueError(f"old is a contiguous tensor like new, {describe(new)}; it is {describe(old)}")
     size = word_bytes(new)
     there = bytes_of(old)
-    heads, packed = home_of(there, "changes", old).encode(bytes_of(new.contiguous()), there, size)
+    heads, packed = home_of(there, "changes", old).encode(
+        bytes_of(new.resolve_conj().resolve_neg().contiguous()), there, size
+    )
     changed = heads != 0
     bits = pad(changed, (0, -len(heads) % 32)).view(-1, 8) * torch.tensor(blocks.BITS, device=new.device)
     start = torch.tensor([*(new.nbytes // size).to_bytes(8, "little"), size, FORMAT, *[0] * 6], dtype=torch.uint8)

@@ -2,11 +2,14 @@
 
 A *packet* leads from a version to a later one: a line of JSON with names, dtypes and shapes, and for each tensor what
 `changes` packs; each with its digest. Version −1 has zeros in every tensor, so the changes from it are a whole copy. A
-subscriber changes nothing until all packets that lead to the newest version are there, and right.
+subscriber changes nothing until all packets that lead to the newest version are there, and right. Each publisher has a
+random `run`: to the version 7 of another publisher its changes from 7 do not fit.
 """
 
+import contextlib
 import json
-from collections.abc import Mapping
+import uuid
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,6 +45,7 @@ class Publisher:
     def __init__(self, tensors: Tensors, to: str | Path | Comm, keep: float = 1.0) -> None:
         self.tensors = named(tensors)
         most = real("keep", keep, 0) * sum(x.nbytes for x in self.tensors.values())
+        self.run = uuid.uuid4().hex[:12]
         self.place = place_of("to", to, most)
         self.version: int = self.place.begin()
         self.copies: dict[str, Tensor] = {}  # of the version before
@@ -50,9 +54,10 @@ class Publisher:
         """Publish the values of now as the next version; return its number: 0, 1, 2 … With a `Comm`, collective."""
         start, copies = (self.version, self.copies) if self.copies else (NOTHING, empty_like(self.tensors))
         self.copies = {}  # after an error, the next version is a whole copy
-        packet = packed(self.tensors, copies, start, self.version + 1)
+        packet = packed(self.tensors, copies, self.run, start, self.version + 1)
         self.version += 1
-        self.place.add(packet, self.version, start == NOTHING, partial(whole_copy, copies, self.version))
+        whole = partial(whole_copy, copies, self.run, self.version)
+        self.place.add(packet, self.run, self.version, start == NOTHING, whole)
         self.copies = copies
         return self.version
 
@@ -74,7 +79,7 @@ class Subscriber:
     def __init__(self, tensors: Tensors, source: str | Path | Comm, some: bool = False) -> None:
         self.tensors, self.some = named(tensors), truth("some", some)
         self.place = place_of("source", source, 0.0)
-        self.version = NOTHING
+        self.version, self.run = NOTHING, ""  # the run of the publisher whose version this is
         self._written: list[int] | None = None  # how often torch has counted writes to the tensors
 
     def update(self) -> int:
@@ -85,23 +90,23 @@ class Subscriber:
             ValueError: a packet is damaged, or has other names, shapes or dtypes; the tensors are as they were.
             RuntimeError: a tensor was changed here since the last update.
         """
-        came = [contents(packet) for packet in self.place.packets_after(self.version)]
+        came = [contents(packet, where) for where, packet in self.place.packets_after(self.version, self.run)]
         if self._written is not None and self._written != self._writes():
             raise RuntimeError("a tensor was changed here since the last update; give Subscriber tensors of its own")
-        version, steps = self.version, []
+        run, version, steps = self.run, self.version, []
         for packet in came:
             if packet.start == NOTHING or packet.version > version:
-                if packet.start not in (NOTHING, version):
+                if packet.start != NOTHING and (packet.run, packet.start) != (run, version):
                     raise ValueError(f"changes from version {packet.start} came; the tensors have version {version}")
                 steps.append((packet.start, self._checked(packet)))
-                version = packet.version
+                run, version = packet.run, packet.version
         for start, parts in steps:
             for name, x in self.tensors.items():
                 if start == NOTHING:
                     x.detach().copy_(add_(zeros_like(x), parts[name]))
                 else:
                     add_(x.detach(), parts[name])
-        self.version, self._written = version, self._writes()
+        self.run, self.version, self._written = run, version, self._writes()
         return version
 
     def regroup(self, comm: Comm) -> None:
@@ -121,10 +126,13 @@ class Subscriber:
         for name, x in self.tensors.items():
             if facts(x) != there[name]:
                 raise ValueError(f"{name!r} is {describe(x)}; published is {there[name][0]} {tuple(there[name][1])}")
-        return {name: read(packet.parts[name].to(x.device), x) for name, x in self.tensors.items()}
+        with naming(packet.where):
+            return {name: read(packet.parts[name].to(x.device), x) for name, x in self.tensors.items()}
 
 
 class Packet(NamedTuple):
+    where: str  # it came from
+    run: str
     start: int
     version: int
     facts: dict[str, list[Any]]  # [dtype, shape] by name
@@ -164,28 +172,38 @@ def zeros_like(x: Tensor) -> Tensor:
     return torch.zeros_like(x, memory_format=torch.contiguous_format, requires_grad=False)
 
 
-def packed(tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor], start: int, version: int) -> Tensor:
+def packed(tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor], run: str, start: int, version: int) -> Tensor:
     """Return the packet from the copies to the tensors, and copy them."""
     parts = [changes(x.detach(), copies[name]).cpu() for name, x in tensors.items()]
     listed = [[name, *facts(x), len(part)] for (name, x), part in zip(tensors.items(), parts, strict=True)]
-    line = json.dumps({"from": start, "to": version, "tensors": listed}).encode()
+    line = json.dumps({"run": run, "from": start, "to": version, "tensors": listed}).encode()
     head = sealed(torch.frombuffer(bytearray(line + b" " * (-len(line) % 16)), dtype=torch.uint8))
     length = torch.frombuffer(bytearray(len(head).to_bytes(16, "little")), dtype=torch.uint8)
     return torch.cat([length, head, *parts])
 
 
-def whole_copy(tensors: Mapping[str, Tensor], version: int) -> Tensor:
+def whole_copy(tensors: Mapping[str, Tensor], run: str, version: int) -> Tensor:
     """Return the packet that leads from nothing to a version."""
-    return packed(tensors, empty_like(tensors), NOTHING, version)
+    return packed(tensors, empty_like(tensors), run, NOTHING, version)
 
 
-def contents(packet: Tensor) -> Packet:
+@contextlib.contextmanager
+def naming(where: str) -> Iterator[None]:
+    """In a `with` block, let a ValueError say where the packet came from."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+
+
+def contents(packet: Tensor, where: str) -> Packet:
     """Return what a packet has; what is packed of tensors is not checked yet."""
     at = DIGEST + int.from_bytes(bytes(packet[:16].tolist()), "little")
-    told = json.loads(bytes(opened(packet[16:at]).tolist()))
-    sizes = [each[3] for each in told["tensors"]]
-    if sum(sizes) != len(packet) - at:
-        raise ValueError(f"a packet of {len(packet)} bytes is cut off; {at + sum(sizes)} are right")
+    with naming(where):
+        told = json.loads(bytes(opened(packet[16:at]).tolist()))
+        sizes = [each[3] for each in told["tensors"]]
+        if sum(sizes) != len(packet) - at:
+            raise ValueError(f"a packet of {len(packet)} bytes is cut off; {at + sum(sizes)} are right")
     names, parts = [each[0] for each in told["tensors"]], packet[at:].split(sizes)
     listed = {each[0]: each[1:3] for each in told["tensors"]}
-    return Packet(told["from"], told["to"], listed, dict(zip(names, parts, strict=True)))
+    return Packet(where, told["run"], told["from"], told["to"], listed, dict(zip(names, parts, strict=True)))

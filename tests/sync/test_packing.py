@@ -56,6 +56,13 @@ def test_strides_of_both_sides_are_their_own():
     assert torch.equal(bk.sync.apply_(weight, packed), new)
 
 
+def test_conjugates_that_torch_has_not_computed_yet_are_what_they_stand_for():
+    z = torch.randn(50, dtype=torch.complex64)
+    for new in (z.conj(), z.conj().imag):
+        old = torch.zeros_like(new, memory_format=torch.contiguous_format)
+        assert torch.equal(bk.sync.apply_(torch.zeros(50, dtype=new.dtype), bk.sync.changes(new, old)), new)
+
+
 def test_zeros_of_both_signs_and_nans_of_all_payloads_are_told_apart():
     new, old = torch.tensor([-0.0, 0.0, torch.nan]), torch.tensor([0.0, 0.0, torch.nan])
     new.view(torch.int32)[2] += 1

@@ -76,3 +76,21 @@ def test_rank_0_publishes():
             (bk.sync.Publisher if comm.rank else bk.sync.Subscriber)({"a": torch.zeros(1)}, comm)
 
     ranks(2, run)
+
+
+def test_the_version_of_another_publisher_is_none():
+    def run():
+        comm = bk.Comm()
+        mine, there = tensors(comm.rank), tensors(0)
+        one = bk.sync.Publisher(mine, comm) if comm.rank == 0 else bk.sync.Subscriber(mine, comm)
+        for i in range(3):
+            step(there, i)
+            if comm.rank == 0:
+                step(mine, i)
+            if comm.rank == 1 and i == 2:  # as one that has followed another publisher to version 1
+                one.run, one._written = "0" * 12, None
+                mine["w"].fill_(7)
+            one.publish() if comm.rank == 0 else one.update()
+        return all(torch.equal(mine[name], there[name]) for name in mine)
+
+    assert ranks(2, run) == [True] * 2
