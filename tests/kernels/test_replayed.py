@@ -16,7 +16,7 @@ from baguakit.kernels import cpu
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first one waits for the byte tests of all families
 HERE = Path(__file__).parent
-TESTS = ("blockwise", "float8", "minmax_uint8", "mixing", "rotation", "sign", "steps*", "topk", "uint4")
+TESTS = ("blockwise", "changes", "float8", "minmax_uint8", "mixing", "rotation", "sign", "steps*", "topk", "uint4")
 X86, ARM = ("-march=native",), ("-static",)
 # By name: compilers, of which the first that is there is taken; flags; what runs the program; threads, 0 as recorded.
 VARIANTS = {
