@@ -1,18 +1,19 @@
 """Simulated steps beside measured ones: `python -m bench.network.simulated` prints a table of docs/situations.
 
 Four hosts on a shaped network are all alike, or one of them is a straggler, which sleeps. `bk.tune.simulate` is given
-the probe of the network (`bench/results/network-probes.jsonl`) and the seconds in which the same ranks computed alone.
+the probe of the network (`bench/results/network-probes.jsonl`) and the step of four hosts that exchange nothing.
 Compared are the steps that all ranks make in a second (`bench/results/network-steps.jsonl`). The hosts share two cores.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from baguakit.tune import Compute, Machine, Network, simulate
 
-from .contenders import CONTENDERS
+from .contenders import ALONE, CONTENDERS
 from .plan import compute_of
 from .steps import HOSTS, SLOWNESS
 from .table import RESULTS, Table
@@ -50,7 +51,7 @@ def cells() -> Iterator[Cell]:
     algorithms = {each.name: each.algorithm for each in CONTENDERS if each.algorithm is not None}
     for straggler in (False, True):
         for rate in RATES:
-            compute = compute_of(found[rate, False])
+            compute = computing(found[rate, False])
             nap = (SLOWNESS - 1) * (compute.forward + compute.backward)
             slow = Machine("slow", Compute(compute.forward + nap, compute.backward, compute.optimizer))
             machines = [Machine("host", compute, count=HOSTS - straggler), *[slow] * straggler]
@@ -59,6 +60,13 @@ def cells() -> Iterator[Cell]:
                 made = simulate(task(TASK).model(), algorithms[name], machines, network, seconds=SECONDS)
                 measured = sum(1 / step for step in found[rate, straggler][name]["step_by_rank"])
                 yield Cell(name, rate, straggler, measured, made.tokens / SECONDS)
+
+
+def computing(results: Mapping[str, Any]) -> Compute:
+    """Return the computation of the step of hosts that exchange nothing, whose parts are as other runs timed them."""
+    parts = compute_of(results)
+    share = median(results[ALONE]["step_by_rank"]) / parts.seconds
+    return Compute(parts.forward * share, parts.backward * share, parts.optimizer * share)
 
 
 def table(every: Sequence[Cell]) -> str:
