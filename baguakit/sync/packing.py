@@ -1,7 +1,7 @@
 """Pack what differs between two tensors, and put it into the older one. No bit is lost, whatever the dtype.
 
 bytes      what
-0 – 15     the digest (BLAKE2b) of all bytes behind it
+0 – 15     the digest of all bytes behind it: the first 16 bytes of SHA-1, for damage, not against attackers
 16 – 23    n, the number of words, as an integer, lowest byte first
 24         the bytes of a word: those of a value, and 8 for a value of 16
 25         the version of this format, 1
@@ -46,8 +46,7 @@ def changes(new: Tensor, old: Tensor) -> Tensor:
     changed = heads != 0
     bits = pad(changed, (0, -len(heads) % 32)).view(-1, 8) * torch.tensor(blocks.BITS, device=new.device)
     start = torch.tensor([*(new.nbytes // size).to_bytes(8, "little"), size, FORMAT, *[0] * 6], dtype=torch.uint8)
-    body = start.to(new.device), bits.sum(1).to(torch.uint8), heads[changed].view(torch.uint8), packed
-    return sealed(torch.cat(body))
+    return sealed(start.to(new.device), bits.sum(1).to(torch.uint8), heads[changed].view(torch.uint8), *packed)
 
 
 @checked
@@ -102,9 +101,11 @@ def bytes_of(x: Tensor) -> Tensor:
     return real.detach().view(-1).view(torch.uint8)
 
 
-def sealed(body: Tensor) -> Tensor:
+def sealed(*body: Tensor) -> Tensor:
     """Return bytes behind their digest."""
-    return torch.cat([torch.frombuffer(bytearray(digest(body)), dtype=torch.uint8).to(body.device), body])
+    packed = torch.cat([body[0].new_empty(DIGEST), *body])
+    packed[:DIGEST] = torch.frombuffer(bytearray(digest(packed[DIGEST:])), dtype=torch.uint8)
+    return packed
 
 
 def opened(packed: Tensor) -> Tensor:
@@ -115,4 +116,4 @@ def opened(packed: Tensor) -> Tensor:
 
 
 def digest(body: Tensor) -> bytes:
-    return hashlib.blake2b(body.cpu().contiguous().numpy().data, digest_size=DIGEST).digest()
+    return hashlib.sha1(body.cpu().contiguous().numpy().data, usedforsecurity=False).digest()[:DIGEST]

@@ -220,10 +220,10 @@ def changed(variant):
         copies = [old.clone() for _ in range(2)]
         (heads, packed), theirs = (m.encode(new, x, size) for m, x in zip((changes_gpu, changes), copies, strict=True))
         yield heads, theirs[0]
-        yield packed, theirs[1]
+        yield packed[0], torch.cat(theirs[1])
         yield copies
         lengths = changes.lengths_of(heads)
-        changes_gpu.add_(old, size, heads, lengths.cumsum(0) - lengths, packed)
+        changes_gpu.add_(old, size, heads, lengths.cumsum(0) - lengths, packed[0])
         yield old, new
 
 

@@ -115,7 +115,7 @@ def launches():
 def changing(size):
     x = torch.zeros(5000 * size, dtype=torch.uint8)
     with mock.patch.object(torch, "empty", torch.zeros):  # heads, which no kernel writes here, say what is packed
-        heads, packed = changes_launch.encode(x, x.clone(), size)
+        heads, (packed,) = changes_launch.encode(x, x.clone(), size)
     changes_launch.add_(x, size, heads, torch.zeros(len(heads), dtype=torch.int64), packed)
 
 

@@ -45,12 +45,17 @@ def starts_of(heads: torch.Tensor) -> torch.Tensor:
     return lengths.cumsum(0) - lengths
 
 
+def joined(encoded: tuple[torch.Tensor, list[torch.Tensor]]) -> tuple[torch.Tensor, torch.Tensor]:
+    heads, pieces = encoded
+    return heads, torch.cat([heads.view(torch.uint8)[:0], *pieces])
+
+
 def check(new: torch.Tensor, old: torch.Tensor, size: int, kernels) -> set[tuple[int, int]]:
     """Compare kernels with the definition; return the kinds and widths of the blocks."""
     module, device = kernels
     copy, there = old.clone(), old.clone().to(device)
-    heads, packed = changes.encode(new, copy, size)
-    found, bytes = module.encode(new.to(device), there, size)
+    heads, packed = joined(changes.encode(new, copy, size))
+    found, bytes = joined(module.encode(new.to(device), there, size))
     assert torch.equal(found.cpu(), heads)
     assert torch.equal(bytes.cpu(), packed)
     assert torch.equal(there.cpu(), new)
@@ -95,7 +100,7 @@ def test_drawn_pairs(pairs):
         share = float(torch.rand(1, generator=source)) ** 4
         new, old = drawn(size, n, share, 2**exponent, i)
         x = old.clone()
-        heads, packed = changes_cpu.encode(new, old, size)
+        heads, packed = joined(changes_cpu.encode(new, old, size))
         changes_cpu.add_(x, size, heads, starts_of(heads), packed)
         assert torch.equal(x, new), (i, size, n, share, exponent)
         assert torch.equal(old, new), (i, size, n, share, exponent)

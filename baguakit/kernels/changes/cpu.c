@@ -3,65 +3,75 @@
 
 enum { BLOCK = 4096, LINE = 256, LINES = 1, BITMAP = 2, ALL = 3, SPAN = 64 };
 
-/* From a bit for each value of a block get places in lines, and the count of each line. Return how many there are. */
-INLINE int spread(const uint8_t *restrict bits, uint8_t *restrict places, int *restrict counts)
+#ifdef __AVX512VBMI2__
+#include <immintrin.h>
+
+/* Write the places, from `first` on, of the bits of `some` behind the m-th place; return how many there are then. */
+INLINE int spread(uint64_t some, int first, uint16_t *restrict places, int m)
 {
-    int m = 0;
-    for (int line = 0; line < BLOCK / LINE; line++) {
-        int before = m;
-        for (int i = 0; i < LINE; i += 64) {
-            uint64_t some;
-            memcpy(&some, bits + (line * LINE + i) / 8, 8);
-            for (; some; some &= some - 1) places[m++] = (uint8_t)(i + __builtin_ctzll(some));
-        }
-        counts[line] = m - before;
+    static const uint16_t from_0[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                                        16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+    for (int i = 0; i < 64; i += 32, some >>= 32) {
+        __m512i all = _mm512_add_epi16(_mm512_loadu_si512(from_0), _mm512_set1_epi16((short)(first + i)));
+        _mm512_storeu_si512(places + m, _mm512_maskz_compress_epi16((uint32_t)some, all));
+        m += __builtin_popcount((uint32_t)some);
     }
     return m;
 }
+#else
+INLINE int spread(uint64_t some, int first, uint16_t *restrict places, int m)
+{
+    for (; some; some &= some - 1) places[m++] = (uint16_t)(first + __builtin_ctzll(some));
+    return m;
+}
+#endif
 
-#define JOINED(f, bits) f##bits
+#define JOINED(a, bits, b) a##bits##b
+#define JOIN(a, bits, b) JOINED(a, bits, b)
+#define NAMED(f) JOIN(f, BITS, )
+#define WORD JOIN(int, BITS, _t)
 #define DIFFERENCE int32_t
 #define UNSIGNED uint32_t
-#define NAMED(f) JOINED(f, 8)
-#define WORD int8_t
+#define BITS 8
 #include "words.h"
-#undef NAMED
-#undef WORD
-#define NAMED(f) JOINED(f, 16)
-#define WORD int16_t
+#undef BITS
+#define BITS 16
 #include "words.h"
-#undef NAMED
-#undef WORD
-#define NAMED(f) JOINED(f, 32)
-#define WORD int32_t
+#undef BITS
+#define BITS 32
 #include "words.h"
-#undef NAMED
-#undef WORD
+#undef BITS
 #undef DIFFERENCE
 #undef UNSIGNED
 #define DIFFERENCE int64_t
 #define UNSIGNED uint64_t
-#define NAMED(f) JOINED(f, 64)
-#define WORD int64_t
+#define BITS 64
 #include "words.h"
 
 typedef int32_t Encoder(const void *new, void *old, int n, uint8_t **end);
-typedef struct { const uint8_t *new; uint8_t *old; int32_t *heads; uint8_t *slots; i64 n, size, threads; } Encode;
+typedef struct { const uint8_t *new; uint8_t *old; int32_t *heads; uint8_t *slots; i64 *ends, n, size, threads; } Encode;
 
 static i64 spans_of(i64 n) { return (n + SPAN * BLOCK - 1) / (SPAN * BLOCK); }
 
-/* What is packed of a span begins where its values would. */
+/* What is packed of a span begins where its values would; ends[i] is how many bytes it has. */
 static void encode_span(const void *context, i64 i)
 {
     const Encode *c = context;
     Encoder *encode = c->size == 1 ? encode8 : c->size == 2 ? encode16 : c->size == 4 ? encode32 : encode64;
-    uint8_t *end = c->slots + i * SPAN * BLOCK * c->size;
+    uint8_t *begin = c->slots + i * SPAN * BLOCK * c->size, *end = begin;
     for (i64 first = i * SPAN * BLOCK; first < least(c->n, (i + 1) * SPAN * BLOCK); first += BLOCK)
         c->heads[first / BLOCK] =
             encode(c->new + first * c->size, c->old + first * c->size, (int)least(BLOCK, c->n - first), &end);
+    c->ends[i] = end - begin;
 }
 
-void changes_encode(const Encode *c) { parallel(encode_span, c, spans_of(c->n), c->threads); }
+/* Pack all spans, one behind the other; ends[0] then is how many bytes they have. */
+void changes_encode(const Encode *c)
+{
+    parallel(encode_span, c, spans_of(c->n), c->threads);
+    for (i64 i = 1; i < spans_of(c->n); c->ends[0] += c->ends[i++])
+        memmove(c->slots + c->ends[0], c->slots + i * SPAN * BLOCK * c->size, c->ends[i]);
+}
 
 typedef void Adder(void *x, int n, int32_t head, const uint8_t *part);
 typedef struct { uint8_t *x; const int32_t *heads; const i64 *starts; const uint8_t *packed; i64 n, size, threads; } Add;

@@ -4,18 +4,22 @@ import torch
 from torch import Tensor
 
 from .. import cpu
-from .definition import BLOCK, lengths_of
+from .definition import BLOCK
 
-SPAN = 64  # blocks
+SPAN = 64  # blocks that one thread packs
+MANY = 16 * SPAN  # blocks, whose packed bytes may be as long as their values: those of all would need as much memory
 
 
-def encode(new: Tensor, old: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    n = len(new) // size
-    heads = torch.empty(-(-n // BLOCK), dtype=torch.int32)
-    slots = torch.empty(len(heads) * BLOCK * size, dtype=torch.uint8)
-    cpu.call("changes", "changes_encode", new, old, heads, slots, n, size, cpu.threads(n))
-    spans = zip(slots.split(SPAN * BLOCK * size), lengths_of(heads).split(SPAN), strict=False)
-    return heads, torch.cat([slots[:0], *(span[: int(lengths.sum())] for span, lengths in spans)])
+def encode(new: Tensor, old: Tensor, size: int) -> tuple[Tensor, list[Tensor]]:
+    heads = torch.empty(-(-len(new) // (BLOCK * size)), dtype=torch.int32)
+    slots = torch.empty(min(len(heads), MANY) * BLOCK * size, dtype=torch.uint8)
+    ends = torch.zeros(MANY // SPAN, dtype=torch.int64)
+    packed = []
+    many = MANY * BLOCK * size
+    for x, y, part in zip(new.split(many), old.split(many), heads.split(MANY), strict=True):
+        cpu.call("changes", "changes_encode", x, y, part, slots, ends, len(x) // size, size, cpu.threads(len(x)))
+        packed.append(slots[: int(ends[0])].clone())
+    return heads, packed
 
 
 def add_(x: Tensor, size: int, heads: Tensor, starts: Tensor, packed: Tensor) -> None:

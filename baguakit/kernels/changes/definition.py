@@ -29,13 +29,13 @@ WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 BITS = [1 << i for i in range(8)]
 
 
-def encode(new: Tensor, old: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """Return the heads of all blocks (int32) and their packed bytes, and copy `new` into `old`; both are bytes."""
+def encode(new: Tensor, old: Tensor, size: int) -> tuple[Tensor, list[Tensor]]:
+    """Return the heads of all blocks (int32) and pieces of their packed bytes, and copy `new` into `old`; both are bytes."""
     pairs = zip(_blocks(new, size), _blocks(old, size), strict=True)
     packed = [_encode_block(a.long(), b.long(), size) for a, b in pairs]
     old.copy_(new)
     heads = torch.tensor([head for head, _ in packed], dtype=torch.int32, device=new.device)
-    return heads, torch.cat([new.new_empty(0), *(part for _, part in packed)])
+    return heads, [part for _, part in packed]
 
 
 def _blocks(x: Tensor, size: int) -> tuple[Tensor, ...]:

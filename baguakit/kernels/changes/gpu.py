@@ -116,7 +116,7 @@ def add_told(x_ptr, i, planes_ptr, k, m, w, inside, SIZE):
     tl.store(x_ptr + i, (wide(x) + d).to(x.dtype), inside)
 
 
-def encode(new: Tensor, old: Tensor, size: int) -> tuple[Tensor, Tensor]:
+def encode(new: Tensor, old: Tensor, size: int) -> tuple[Tensor, list[Tensor]]:
     n, words = len(new) // size, changes.WORDS[size]
     heads = torch.empty(-(-n // changes.BLOCK), dtype=torch.int32, device=new.device)
     slots = torch.empty(len(heads) * changes.BLOCK * size, dtype=torch.uint8, device=new.device)
@@ -128,7 +128,7 @@ def encode(new: Tensor, old: Tensor, size: int) -> tuple[Tensor, Tensor]:
     packed = torch.empty(int(ends[-1]) if n else 0, dtype=torch.uint8, device=new.device)
     starts = ends - lengths
     launch(gather_kernel, len(heads), packed, slots, starts, lengths, SIZE=size, num_warps=WARPS)
-    return heads, packed
+    return heads, [packed]
 
 
 def add_(x: Tensor, size: int, heads: Tensor, starts: Tensor, packed: Tensor) -> None:

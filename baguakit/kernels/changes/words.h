@@ -1,30 +1,60 @@
-/* The operations of definition.py on a block of words of one size: cpu.c includes this file for each. WORD is the type
+/* The operations of definition.py on a block of words of BITS bits: cpu.c includes this file for each. WORD is the type
    of a word, DIFFERENCE a signed type that holds it, in whose size compilers vectorise, and NAMED(f) the name of f. */
+
+/* Return a bit for each of 64 words: whether it differs. Of them n are there; none if n is negative. */
+INLINE uint64_t NAMED(differing)(const WORD *restrict x, const WORD *restrict y, int n)
+{
+    uint64_t some = 0;
+#ifdef __AVX512VBMI2__
+    if (n >= 64) {
+        for (int i = 0; i < 64; i += 512 / BITS) {
+            __m512i a = _mm512_loadu_si512(x + i), b = _mm512_loadu_si512(y + i);
+            some |= (uint64_t)JOIN(_mm512_cmpneq_epi, BITS, _mask)(a, b) << i;
+        }
+        return some;
+    }
+#endif
+    uint8_t flags[64] = {0};
+    if (n >= 64)
+        for (int i = 0; i < 64; i++) flags[i] = x[i] != y[i];
+    else
+        for (int i = 0; i < n; i++) flags[i] = x[i] != y[i];
+    for (int i = 0; i < 64; i += 8) {
+        uint64_t eight;
+        memcpy(&eight, flags + i, 8);
+        some |= (eight * 0x0102040810204080u >> 56) << i;
+    }
+    return some;
+}
 
 /* Pack a block, copy what has changed, and return the head; *end then is behind what was packed. */
 static int32_t NAMED(encode)(const void *from, void *to, int n, uint8_t **end)
 {
-    _Alignas(64) uint8_t flags[BLOCK], bits[BLOCK / 8], places[BLOCK];
+    _Alignas(64) uint64_t bits[BLOCK / 64];
+    uint16_t places[BLOCK + 64];
     _Alignas(64) DIFFERENCE d[BLOCK];
     const WORD *new = from;
     WORD *old = to;
-    int counts[BLOCK / LINE], w = 1, most = 0;
-    if (memcmp(new, old, n * sizeof(WORD)) == 0) return 0;
-    for (int i = 0; i < n; i++) flags[i] = new[i] != old[i];
-    for (int i = n; i < BLOCK; i++) flags[i] = 0;
-    for (int i = 0; i < BLOCK / 8; i++) {
-        uint64_t eight;
-        memcpy(&eight, flags + 8 * i, 8);
-        bits[i] = (uint8_t)(eight * 0x0102040810204080u >> 56);
+    int counts[BLOCK / LINE], m = 0, w = 1, most = 0;
+    for (int line = 0; line < BLOCK / LINE; line++) {
+        int before = m;
+        for (int i = line * LINE; i < (line + 1) * LINE; i += 64) {
+            bits[i / 64] = NAMED(differing)(new + i, old + i, n - i);
+            m = spread(bits[i / 64], i, places, m);
+        }
+        counts[line] = m - before;
+        most = counts[line] > most ? counts[line] : most;
     }
-    int m = spread(bits, places, counts), dense = 4 * m > n || n < LINE, told = dense ? n : m;
-    for (int line = 0; line < BLOCK / LINE; line++) most = counts[line] > most ? counts[line] : most;
+    if (m == 0) return 0;
+    int dense = 4 * m > n || n < LINE, told = dense ? n : m;
     if (dense)
         for (int i = 0; i < n; i++) d[i] = (WORD)(DIFFERENCE)((UNSIGNED)new[i] - (UNSIGNED)old[i]);
     else
-        for (int line = 0, k = 0; line < BLOCK / LINE; line++)
-            for (int stop = k + counts[line], at = line * LINE; k < stop; k++)
-                d[k] = (WORD)(DIFFERENCE)((UNSIGNED)new[at + places[k]] - (UNSIGNED)old[at + places[k]]);
+        for (int k = 0; k < m; k++) {
+            int at = places[k];
+            d[k] = (WORD)(DIFFERENCE)((UNSIGNED)new[at] - (UNSIGNED)old[at]);
+            old[at] = new[at];
+        }
     DIFFERENCE largest = 0;
     for (int i = 0; i < told; i++) largest |= d[i] ^ (d[i] < 0 ? -1 : 0);
     while (w < (int)sizeof(WORD) && largest >> (8 * w - 1)) w++;
@@ -34,22 +64,16 @@ static int32_t NAMED(encode)(const void *from, void *to, int n, uint8_t **end)
     uint8_t *restrict out = *end;
     if (kind == LINES) {
         for (int line = 0; line < BLOCK / LINE; line++) *out++ = (uint8_t)counts[line];
-        memcpy(out, places, m);
-        out += m;
+        for (int k = 0; k < m; k++) *out++ = (uint8_t)places[k];
     } else if (kind == BITMAP) {
         memcpy(out, bits, BLOCK / 8);
         out += BLOCK / 8;
     }
     if (kind != ALL && dense) /* only now: what is packed of a block that has all is not moved */
-        for (int line = 0, k = 0; line < BLOCK / LINE; line++)
-            for (int stop = k + counts[line]; k < stop; k++) d[k] = d[line * LINE + places[k]];
+        for (int k = 0; k < m; k++) d[k] = d[places[k]];
     for (int byte = 0; byte < w; byte++, out += m)
         for (int i = 0; i < m; i++) out[i] = (uint8_t)(d[i] >> 8 * byte);
-    if (kind == LINES)
-        for (int line = 0, k = 0; line < BLOCK / LINE; line++)
-            for (int stop = k + counts[line], at = line * LINE; k < stop; k++) old[at + places[k]] = new[at + places[k]];
-    else
-        memcpy(old, new, n * sizeof(WORD));
+    if (dense) memcpy(old, new, n * sizeof(WORD));
     *end = out;
     return m + (w << 16) + (kind << 20);
 }
@@ -62,32 +86,40 @@ INLINE DIFFERENCE NAMED(told)(const uint8_t *planes, int m, int k, int w)
     return (DIFFERENCE)(d << 8 * ((int)sizeof d - w)) >> 8 * ((int)sizeof d - w);
 }
 
-INLINE void NAMED(add_told)(WORD *x, int n, int m, const int *counts, const uint8_t *places, const uint8_t *planes, int w)
+INLINE void NAMED(add_told)(WORD *x, int n, int m, const uint16_t *places, int count, const uint8_t *planes, int w)
 {
-    if (!counts)
+    if (!places)
         for (int i = 0; i < n; i++) x[i] = (WORD)((UNSIGNED)x[i] + (UNSIGNED)NAMED(told)(planes, n, i, w));
-    for (int line = 0, k = 0; counts && line < BLOCK / LINE; line++)
-        for (int stop = (int)least(m, k + counts[line]); k < stop; k++) {
-            int at = line * LINE + places[k];
-            if (at < n) x[at] = (WORD)((UNSIGNED)x[at] + (UNSIGNED)NAMED(told)(planes, m, k, w));
-        }
+    else
+        for (int k = 0; k < count; k++)
+            if (places[k] < n) x[places[k]] = (WORD)((UNSIGNED)x[places[k]] + (UNSIGNED)NAMED(told)(planes, m, k, w));
 }
 
 /* Add the d of a block of n values. Places beyond it, which no encoder writes, are left out. */
 static void NAMED(add)(void *x, int n, int32_t head, const uint8_t *part)
 {
-    uint8_t found[BLOCK];
-    const uint8_t *places = part + 16, *planes = part;
-    int m = head & 0xffff, w = head >> 16 & 15, kind = head >> 20, counts[BLOCK / LINE];
+    uint16_t found[BLOCK + 64];
+    const uint16_t *places = found;
+    const uint8_t *planes = part;
+    int m = head & 0xffff, w = head >> 16 & 15, kind = head >> 20, count = 0;
     if (kind == LINES) {
-        for (int line = 0; line < BLOCK / LINE; line++) counts[line] = part[line];
-        planes = places + m;
+        planes += BLOCK / LINE + m;
+        for (int line = 0; line < BLOCK / LINE; line++)
+            for (int stop = (int)least(m, count + part[line]); count < stop; count++)
+                found[count] = (uint16_t)(line * LINE + part[BLOCK / LINE + count]);
     } else if (kind == BITMAP) {
-        spread(part, found, counts);
-        places = found, planes = part + BLOCK / 8;
-    } else if (m != n)
+        planes += BLOCK / 8;
+        for (int i = 0; i < BLOCK; i += 64) {
+            uint64_t some;
+            memcpy(&some, part + i / 8, 8);
+            count = spread(some, i, found, count);
+        }
+        count = (int)least(m, count);
+    } else if (m == n)
+        places = NULL;
+    else
         return;
-    if (w == 1) NAMED(add_told)(x, n, m, kind == ALL ? NULL : counts, places, planes, 1);
-    else if (w == 2) NAMED(add_told)(x, n, m, kind == ALL ? NULL : counts, places, planes, 2);
-    else NAMED(add_told)(x, n, m, kind == ALL ? NULL : counts, places, planes, w);
+    if (w == 1) NAMED(add_told)(x, n, m, places, count, planes, 1);
+    else if (w == 2) NAMED(add_told)(x, n, m, places, count, planes, 2);
+    else NAMED(add_told)(x, n, m, places, count, planes, w);
 }
