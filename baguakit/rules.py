@@ -87,6 +87,12 @@ class Rule(Algorithm):
         free = self.window == "free_running"
         if not (self.quorum is self.grace is None or (free and self.stage.anchored)):
             raise ValueError(f"quorum={self.quorum} and grace={self.grace} are for free_running(OuterStep(…))")
+        average = self.stage.nested()["inner"] if self.stage.anchored else self.stage
+        if free and (not average.same_on_all_ranks or average.remembers()):
+            raise ValueError(
+                "the stage of free_running is an average with an equal result on all ranks and without state, "
+                f"such as Mean(), or OuterStep around one, not {self.stage!r}"
+            )
         if isinstance(self.every, BySpeed) and not free:
             raise ValueError(f"{self.every!r} gives each rank its own number of steps; use it in free_running")
         if isinstance(self.start, int) and isinstance(self.stop, int) and self.stop <= self.start:
@@ -333,14 +339,7 @@ def free_running(
     Raises:
         TypeError, ValueError: as in `during_backward`; or `stage` has another state or unequal results.
     """
-    rule = Rule("free_running", stage, every, 0, offset, None, interval, start, stop, where, quorum, grace)
-    inner = stage.nested()["inner"] if stage.anchored else stage
-    if not inner.same_on_all_ranks or inner.remembers():
-        raise ValueError(
-            "the stage of free_running is an average with an equal result on all ranks and without state, "
-            f"such as Mean(), or OuterStep around one, not {stage!r}"
-        )
-    return rule
+    return Rule("free_running", stage, every, 0, offset, None, interval, start, stop, where, quorum, grace)
 
 
 def hierarchical(algorithm: Algorithm) -> Algorithm:
@@ -352,6 +351,7 @@ def hierarchical(algorithm: Algorithm) -> Algorithm:
     Raises:
         TypeError: `algorithm` is not a rule or a sum of rules; or a stage is hierarchical already, or needs the
             shapes of parameters (`power_sgd`), which shards do not have.
+        ValueError: a free-running rule has an `OuterStep`, whose anchor all ranks of a group share.
     """
     return together(replace(each, stage=Hierarchical(each.stage)) for each in rules_of(algorithm, name="algorithm"))
 

@@ -30,7 +30,7 @@ BITS = [1 << i for i in range(8)]
 
 
 def encode(new: Tensor, old: Tensor, size: int) -> tuple[Tensor, list[Tensor]]:
-    """Return the heads of all blocks (int32) and pieces of their packed bytes, and copy `new` into `old`; both are bytes."""
+    """Return the heads of all blocks (int32) and pieces of their packed bytes, and copy `new` into `old`, as bytes."""
     pairs = zip(_blocks(new, size), _blocks(old, size), strict=True)
     packed = [_encode_block(a.long(), b.long(), size) for a, b in pairs]
     old.copy_(new)
