@@ -90,10 +90,7 @@ def wide_copy(x: Tensor) -> Tensor:
 
 
 def restored(x: Tensor, kept: Tensor) -> Tensor:
-    """Return `x` in the dtype of `kept`, plus the error that rounding `kept` to the dtype of `x` makes.
-
-    If both dtypes are equal, return `x` itself.
-    """
+    """Return `x` in the dtype of `kept`, plus the rounding error of `kept` in that of `x`; `x` if they are equal."""
     return x if x.dtype == kept.dtype else x.to(kept.dtype).add_(kept - kept.to(x.dtype))
 
 

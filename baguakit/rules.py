@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, cast
 
 from torch import Tensor
 
-from .arguments import Natural, Positive, Range, check_fields, checked, integer, message, real, truth
+from .arguments import Decay, Natural, Positive, Range, check_fields, checked, integer, message, truth
 from .comm import Comm
 from .expressions import written
 from .schedules import Bound, BySpeed, Every, Fragment, Interval, Where
@@ -72,18 +72,16 @@ class Rule(Algorithm):
     every: Every = 1
     delay: Natural = 0
     offset: Natural = 0
-    mix: float | None = None
+    mix: Decay | None = None
     interval: Annotated[float, Range(0)] = 0.0
     start: Bound = 0
     stop: Bound | None = None
     where: Where | None = None
     quorum: Positive | None = None
-    grace: float | None = None
+    grace: Annotated[float, Range(0)] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.grace is not None:
-            object.__setattr__(self, "grace", real("grace", self.grace, 0))
         free = self.window == "free_running"
         if not (self.quorum is self.grace is None or (free and self.stage.anchored)):
             raise ValueError(f"quorum={self.quorum} and grace={self.grace} are for free_running(OuterStep(…))")
@@ -97,10 +95,8 @@ class Rule(Algorithm):
             raise ValueError(f"{self.every!r} gives each rank its own number of steps; use it in free_running")
         if isinstance(self.start, int) and isinstance(self.stop, int) and self.stop <= self.start:
             raise ValueError(f"a rule with start={self.start} and stop={self.stop} never acts; stop must be greater")
-        if self.mix is not None:
-            object.__setattr__(self, "mix", real("mix", self.mix, 0, below=1))
-            if self.window != "after_step":
-                raise ValueError(f"mix={self.mix} is for after_step; {self.window} keeps the progress made in flight")
+        if self.mix is not None and self.window != "after_step":
+            raise ValueError(f"mix={self.mix} is for after_step; {self.window} keeps the progress made in flight")
         if not callable(self.every) and not self.decides:
             if not isinstance(self.every, int):
                 wanted = "a whole number, a function of the step, or an object with due(step, comm)"
@@ -134,9 +130,7 @@ class Rule(Algorithm):
     @property
     def decides(self) -> bool:
         """Return True if an object with `due(step, comm)`, or `BySpeed`, decides during training when to exchange."""
-        return isinstance(self.every, BySpeed) or (
-            not isinstance(self.every, int | type) and hasattr(self.every, "due")
-        )
+        return isinstance(self.every, BySpeed) or (not isinstance(self.every, type) and hasattr(self.every, "due"))
 
     def acts(self, step: int) -> bool:
         """Return whether the rule acts in this step."""

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from .arguments import Natural, Positive, check_fields, checked
+from .arguments import Declared, Natural, Positive, checked
 from .comm import Comm
 
 
@@ -29,7 +29,7 @@ class Interval(Protocol):
 
 
 @dataclass(frozen=True)
-class BySpeed:
+class BySpeed(Declared):
     """As many steps as a rank makes while the fastest makes `most`: a value of `every=` in `free_running`.
 
         H_r ← max(1, ⌊most · v_r / max_j v_j⌋)
@@ -40,16 +40,13 @@ class BySpeed:
 
     most: Positive
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 Every = int | Callable[[int], int] | Interval | BySpeed
 Bound = Natural | Callable[[int], bool]
 
 
 @dataclass(frozen=True)
-class Fragment:
+class Fragment(Declared):
     """Part `k` of the parameters, divided into `of` parts of similar size: a value of `where=`.
 
     Parameters of one module stay together. Modules are assigned in the order of decreasing size, each to the part that
@@ -63,7 +60,7 @@ class Fragment:
     of: Positive
 
     def __post_init__(self) -> None:
-        check_fields(self)
+        super().__post_init__()
         if self.k >= self.of:
             raise ValueError(f"k is one of the parts, 0 to {self.of - 1} for of={self.of}, not {self.k}")
 

@@ -199,10 +199,7 @@ def ef21(compressor: Compressor = TopK(0.01), momentum: float = 0.0) -> Algorith
 
 @dataclass(frozen=True, repr=False)
 class AdamDirection(Stage):
-    """Adam's direction d from gradients; see `qadam` in the module for the equations.
-
-    With weights of ranks, g_r is `comm.share` times the gradient.
-    """
+    """Adam's direction d: see `qadam` in the module; with weights of ranks, g_r is `comm.share` times the gradient."""
 
     warmup_steps: Positive
     betas: Betas = (0.9, 0.999)

@@ -184,9 +184,7 @@ class Attachment(Attached):
             raise ValueError("a rank that joins would have other buckets; pass bucket_bytes to bk.attach on all ranks")
         size = engine.setup.bucket_bytes if bucket_bytes is None else bucket_bytes
         if any(rule.window == "free_running" for rule in self.rules):
-            raise ValueError(
-                "with a free-running rule ranks are at different steps, and cannot make new buckets together"
-            )
+            raise ValueError("with a free-running rule ranks are at different steps, and cannot make buckets together")
         engine.recut(size, engine.flows if flows is None else flows)
 
     @property

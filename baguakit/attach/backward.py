@@ -26,10 +26,7 @@ OUTSIDE = -1  # autograd's task number when no backward runs
 
 
 class Backward:
-    """The current backward pass: one task of autograd's engine, identified by the task's number.
-
-    If an exception ends a task, autograd discards its callbacks silently. The next backward or step detects this.
-    """
+    """The current backward pass: a task of autograd's engine. The next backward or step notices that one has failed."""
 
     def __init__(self, life: Life[AttachSetup], landed: Callable[[list[int]], None]) -> None:
         self.life, self.clock, self.decisions = life, life.clock, life.decisions
@@ -241,10 +238,7 @@ class Backward:
 
     @torch.no_grad()
     def end_failed(self) -> bool:
-        """End a backward that failed here: make the ranks that wait for it drop the step, or raise a PeerError.
-
-        Return False if no backward has failed, or no other rank waits for it.
-        """
+        """End a backward that failed here: other ranks drop the step, or this raises. Return whether any waits."""
         if self.task is None:
             return False
         started, self.touched = self.next, set()

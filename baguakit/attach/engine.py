@@ -16,17 +16,8 @@ from torch.optim import Optimizer
 
 from ..comm import Comm, check_device
 from ..comm.weights import number
-from ..flights import (
-    FreeRunner,
-    GradientRunner,
-    Life,
-    Logbook,
-    Turn,
-    WeightRunner,
-    buckets_of,
-    load_runners,
-    mean_gradients_,
-)
+from ..flights import FreeRunner, GradientRunner, Life, Logbook, Turn, WeightRunner, buckets_of, load_runners
+from ..flights.gradients import mean_gradients_
 from ..monitor import PeerError
 from ..rules import Rule
 from ..runtime.agreement import agree, broadcast_tensors, channel_of, named

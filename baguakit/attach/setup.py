@@ -159,9 +159,7 @@ def one_device(names: dict[Tensor, str]) -> torch.device:
                 f"and {name} on {p.device}"
             )
         if p.layout is not torch.strided or not (type(p.data) is torch.Tensor or is_sharded(p)):
-            raise TypeError(
-                f"parameter {name} is a {type(p.data).__name__} of layout {p.layout}; attach takes plain dense tensors"
-            )
+            raise TypeError(f"parameter {name} is a {type(p.data).__name__} of layout {p.layout}, not a dense tensor")
     return first.device
 
 

@@ -25,6 +25,7 @@ from ..tensors import sharing
 from .policy import name_of
 
 Group: Any = dist.ProcessGroup
+Tensors = Tensor | Sequence[Tensor]
 # torch 2.13 renamed these three methods; older versions have only the old names.
 GATHER = "all_gather_single" if hasattr(Group, "all_gather_single") else "_allgather_base"
 SCATTER = "reduce_scatter_single" if hasattr(Group, "reduce_scatter_single") else "_reduce_scatter_base"
@@ -213,15 +214,13 @@ def all_reduce(x: Tensor, average: bool, compressor: Compressor | None, comm: Co
     x.copy_(y)  # nothing, if it is x
 
 
-def reduce_scatter(
-    out: Tensor, x: Tensor | Sequence[Tensor], average: bool, compressor: Compressor | None, comm: Comm
-) -> None:
+def reduce_scatter(out: Tensor, x: Tensors, average: bool, compressor: Compressor | None, comm: Comm) -> None:
     """Sum or average `x` over all ranks, and set `out` to this rank's part of the result. `x` has a part per rank."""
     flat = x.reshape(-1) if isinstance(x, Tensor) else torch.cat([part.reshape(-1) for part in x])
     spread(compressed_reduce_scatter(flat, compressor, comm, average=average, out=room(out, flat)), [out])
 
 
-def all_gather(out: Tensor | Sequence[Tensor], x: Tensor, compressor: Compressor | None, comm: Comm) -> None:
+def all_gather(out: Tensors, x: Tensor, compressor: Compressor | None, comm: Comm) -> None:
     """Write the `x` of every rank to `out`, in the order of ranks. `out` is one tensor, or has a tensor per rank."""
     landed = compressed_all_gather(x.reshape(-1), compressor, comm, room(out, x))
     spread(landed, [out] if isinstance(out, Tensor) else out)
@@ -233,7 +232,7 @@ def all_to_all(outs: Sequence[Tensor], ins: Sequence[Tensor], compressor: Compre
     spread(compressed_all_to_all(torch.cat([x.reshape(-1) for x in ins]), compressor, comm, there, here), outs)
 
 
-def room(out: Tensor | Sequence[Tensor], x: Tensor) -> Tensor | None:
+def room(out: Tensors, x: Tensor) -> Tensor | None:
     """Return `out` if it can receive values directly (a contiguous tensor of the dtype of `x`), or None otherwise."""
     return out if isinstance(out, Tensor) and out.is_contiguous() and out.dtype == x.dtype else None
 
@@ -245,9 +244,7 @@ def spread(landed: Tensor, outs: Sequence[Tensor]) -> None:
             out.copy_(values.view(out.shape))
 
 
-EXCHANGES: dict[str, Callable[..., None]] = {
-    each.__name__: each for each in (all_reduce, reduce_scatter, all_gather, all_to_all)
-}
+EXCHANGES: dict[str, Any] = {each.__name__: each for each in (all_reduce, reduce_scatter, all_gather, all_to_all)}
 
 
 # The comparison of calls

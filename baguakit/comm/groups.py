@@ -93,10 +93,7 @@ def store_of(group: Any, name: str) -> Any:
 
 
 class PatientStore(Store):
-    """A group's store, which waits for keys by calling `wait_until`. This method may raise an error to stop the wait.
-
-    Otherwise nothing could interrupt a process group that waits in the store for the address of a rank.
-    """
+    """A group's store. It waits for keys by `wait_until`, which may raise: else nothing could stop a waiting group."""
 
     def __init__(self, group: Any, wait_until: Callable[[Callable[[], bool]], None]) -> None:
         super().__init__()
@@ -127,10 +124,7 @@ class PatientStore(Store):
 
 
 def next_name(group: Any) -> str:
-    """Return a new name, equal on all ranks. All ranks call this equally often for a group.
-
-    At its first call each rank adds 1 to a counter in the store, and so learns how many groups used the store before.
-    """
+    """Return a new name, equal on all ranks, which call this equally often; the store counts the groups used before."""
     if group.size() == 1:
         return "0"
     if group not in _names:

@@ -16,10 +16,7 @@ from ..ranks import Ranks
 
 @contextlib.contextmanager
 def crew(size: int) -> Iterator[tuple[int, Callable[..., list[Any]]]]:
-    """Yield (n, run) for a `with` block: n ranks, `size` without torchrun; and a function that calls one on each rank.
-
-    `run(function, *args)` returns the results by rank.
-    """
+    """Yield the number of ranks (`size` without torchrun), and a function that calls one on each: results by rank."""
     if launched():
         with joined() as comm:
             yield comm.size, lambda call, *args: comm.gather_objects(call(*args))

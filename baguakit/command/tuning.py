@@ -87,10 +87,9 @@ def run_probe(options: argparse.Namespace, comm: Comm) -> None:
     network = measured(options, comm)
     print(network, flush=True)
     threads, sockets = nccl_sockets(network)
-    if threads * sockets > 1 and network.device == "cpu" and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) < comm.size:
-        say(
-            f"\n{threads * sockets} connections carry most. If NCCL sends over this network, export before it starts:\n"
-        )
+    best = threads * sockets
+    if best > 1 and network.device == "cpu" and int(os.environ.get("LOCAL_WORLD_SIZE", 1)) < comm.size:
+        say(f"\n{best} connections carry most. If NCCL sends over this network, export before it starts:\n")
         say(f"    export NCCL_SOCKET_NTHREADS={threads} NCCL_NSOCKS_PERTHREAD={sockets}")
     if options.json:
         on_all(comm, lambda: options.json.write_text(network.to_json()) if comm.rank == 0 else 0, "plan")

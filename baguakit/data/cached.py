@@ -1,7 +1,5 @@
 """Cache the samples of a dataset in a store that processes share, and make the keys of the samples in the store."""
 
-from __future__ import annotations
-
 import pickle
 import warnings
 from collections.abc import Callable, Sequence, Sized

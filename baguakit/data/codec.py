@@ -5,8 +5,6 @@
 `Plain` runs no code when it decodes. So a person who can write to the store can change samples, but cannot run code.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import math

@@ -1,7 +1,5 @@
 """The costs of samples, given as numbers or measured by all ranks of a group, and this process's place in the group."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Sequence, Sized
 from typing import Any

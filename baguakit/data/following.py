@@ -1,7 +1,5 @@
 """Iterate over a sampler's epoch, resume it at any step, and divide the remaining items when ranks join or leave."""
 
-from __future__ import annotations
-
 import logging
 import secrets
 import zlib

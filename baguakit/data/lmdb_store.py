@@ -6,8 +6,6 @@ may be inconsistent. So a write first makes the empty file `unsynced-BOOT`, wher
 emptied.
 """
 
-from __future__ import annotations
-
 import atexit
 import os
 import shutil
@@ -34,7 +32,7 @@ SPARE = 1 << 20  # bytes of the disk that stay free, because LMDB cannot say tha
 OWNER = partial(os.open, mode=0o600)  # opens files for the owner only
 READERS = 4096  # the most threads, of all processes, that read at the same time
 
-_environments: dict[Path, Environment] = {}
+_environments: dict[Path, "Environment"] = {}
 _guard = ThreadLock()
 _writing = ThreadLock()  # held while this process writes or forks, so that no child inherits an open transaction
 
@@ -95,7 +93,7 @@ class LMDBStore(Store):
     def __reduce__(self) -> Any:
         return type(self), (self.path, self.capacity_bytes)
 
-    def _environment(self) -> Environment:
+    def _environment(self) -> "Environment":
         """Return this process's LMDB environment of the path; open it if needed. Raise StoreError if opening fails."""
         with _guard:
             if self.path not in _environments:
@@ -175,7 +173,7 @@ class Environment:
             why = "the machine crashed while it was open"
             warnings.warn(f"the LMDB store at {self.path} is emptied: {why}", RuntimeWarning, stacklevel=2)
 
-    def _open(self, map_size: int) -> lmdb.Environment:
+    def _open(self, map_size: int) -> "lmdb.Environment":
         settings = {"mode": 0o600, "metasync": False, "sync": boot_id() is None, "readahead": False}
         env: lmdb.Environment = self._lmdb.open(str(self.path), map_size=map_size, max_readers=READERS, **settings)
         env.reader_check()
@@ -186,7 +184,7 @@ class Environment:
         return env
 
     @contextmanager
-    def transaction(self, write: bool = False) -> Iterator[lmdb.Transaction[bytes]]:
+    def transaction(self, write: bool = False) -> "Iterator[lmdb.Transaction[bytes]]":
         """Yield a transaction that is committed when the `with` block ends; raise StoreError if the store fails."""
         try:
             with _writing if write else nullcontext(), self.env.begin(write=write) as transaction:

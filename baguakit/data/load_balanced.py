@@ -3,8 +3,6 @@
 The cost of each sample is given as a number, or measured by all ranks together.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sized
 from dataclasses import asdict
 from typing import Any
@@ -125,7 +123,7 @@ class LoadBalancedBatchSampler(Followed[list[int]], Sampler[list[int]]):
             raise ValueError(f"sample {worst} alone costs {most:g} and the budget is {budget:g}; raise budget")
 
     @property
-    def sampler(self) -> LoadBalancedBatchSampler:
+    def sampler(self) -> "LoadBalancedBatchSampler":
         """Return this sampler itself, because trainers call `batch_sampler.sampler.set_epoch`."""
         return self
 

@@ -17,8 +17,6 @@ behind_r + len(queue_r) is then equal for all r, where behind_r is the number of
 pass before.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -128,10 +126,7 @@ def one_step(samples: Indices, costs: Costs, ranks: int) -> Batches:
 
 
 def all_steps(samples: Indices, costs: Costs, ranks: int, limit: Limit) -> list[Batches]:
-    """Divide `samples` (cheapest first) into steps within `limit`; return the steps, most expensive first.
-
-    If the last step has fewer samples than ranks, it repeats some of these samples.
-    """
+    """Divide `samples` (cheapest first) into steps within `limit`, most expensive first; a short last one repeats."""
     left = samples[::-1]
     steps: list[Batches] = []
     while len(left) >= ranks:
@@ -193,7 +188,7 @@ class Stretch:
     behind: tuple[int, ...]  # by rank: the number of items that it still trains in the pass before
     done: Done = ()  # for each earlier stretch of this pass: the seats of all ranks
 
-    def ended(self, seats: Sequence[Seat], behind: Sequence[int]) -> Stretch:
+    def ended(self, seats: Sequence[Seat], behind: Sequence[int]) -> "Stretch":
         """Return the next stretch of the pass. Its `done` omits this stretch if no rank drew or kept items in it."""
         begun = any(seat.drawn for seat in seats) or (self.done and any(seat.to >= 0 for seat in self.done[-1]))
         return Stretch(self.epoch, tuple(behind), (*self.done, tuple(seats)) if begun else self.done)

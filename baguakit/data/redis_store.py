@@ -1,7 +1,5 @@
 """A store of samples in Redis servers, which several nodes can share."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence

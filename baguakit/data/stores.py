@@ -1,7 +1,5 @@
 """The interface of stores, which keep cached samples as bytes by key; and a store in the memory of a process."""
 
-from __future__ import annotations
-
 import importlib
 import os
 import threading

@@ -83,10 +83,7 @@ class Pass(NamedTuple):
 
 @dataclass(eq=False)
 class GradientRunner(RuleRunner):
-    """A runner of a rule on gradients.
-
-    A round ends with the optimizer step, so a skipped step ends no round. With a delay, a round ends with the backward.
-    """
+    """A runner of a rule on gradients. A round ends with a step that is not skipped or, with a delay, a backward."""
 
     flown: bool = False  # gradients have landed since the last optimizer step
     untouched: list[tuple[Tensor, Tensor]] = field(default_factory=list)  # gradients not accumulated into, and copies

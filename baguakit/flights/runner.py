@@ -6,7 +6,6 @@ residuals and replicas, change the scales of the next flight, and be missing fro
 """
 
 import copy
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -167,7 +166,6 @@ class RuleRunner:
             label=label,
             step=step,
             flight=channel.lane.run(fly, ledger.name, self.in_phases),
-            launched=time.time(),
             runner=self,
             bucket=i,
             round=self.round,

@@ -172,10 +172,7 @@ class Pace:
         return Said(self.there, wait, weight, self.speed, self.runner.round, *place)
 
     def launch(self, said: Sequence[Said], rank: int) -> None:
-        """Launch the flight that ranks agreed on, with the weights of those that count.
-
-        A rank does not count if it is not ready, or has an older state than others.
-        """
+        """Launch the flight agreed on, with the weights of ranks that count: they are ready, with the newest state."""
         latest, mine = max(each.round for each in said), said[rank]
         oldest = min(each.round for each in said)
         if self.rule.stage.anchored and 0 == oldest < latest:
@@ -187,9 +184,7 @@ class Pace:
         self.runner.round = int(latest)
         count = [each.ready >= 0 and each.round == latest for each in said]
         some = any(map(mul, (each.weight for each in said), count))  # else all that count are alike
-        rows = [
-            (c * (each.weight if some else 1.0), each.node, each.place) for c, each in zip(count, said, strict=True)
-        ]
+        rows = [(c * (each.weight if some else 1), each.node, each.place) for c, each in zip(count, said, strict=True)]
         weights = weights_of(rows)
         self.runner.weights = lambda: weights
         if isinstance(self.rule.every, BySpeed) and mine.speed:
@@ -202,10 +197,7 @@ class Pace:
 
 
 def chosen(said: Sequence[Sequence[Said]], rules: Sequence[Rule]) -> int | None:
-    """Return the place of the rule that is due and waits longest; -1 if all have ended on all ranks; None if none is.
-
-    `said` holds what each rank says of each rule.
-    """
+    """Return the rule that is due and waits longest, of what ranks say; -1 if all have ended; None if none is due."""
     waits: list[tuple[float, int]] = []
     for i, (rule, *column) in enumerate(zip(rules, *said, strict=True)):
         there, ready = sum(each.there > 0 for each in column), sum(each.ready >= 0 for each in column)

@@ -54,9 +54,7 @@ class BaguaCallback(TrainerCallback):
         )
         weakref.finalize(self, noted.remove)
 
-    def on_train_begin(
-        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
-    ) -> None:
+    def on_train_begin(self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any, **kwargs: Any) -> None:
         """Attach the algorithms, and continue from the checkpoint that training resumes from."""
         wrapper = next((each for each in self._wrappers if each.module is model), None)
         if wrapper is None:
@@ -76,9 +74,7 @@ class BaguaCallback(TrainerCallback):
         elif state.global_step:
             logging.getLogger("baguakit").warning("%s is missing: rules begin anew", part_of(args, state, 0))
 
-    def on_save(
-        self, args: Any, state: Any, control: Any, model: Any = None, optimizer: Any = None, **kwargs: Any
-    ) -> None:
+    def on_save(self, args: Any, state: Any, control: Any, *, model: Any, optimizer: Any, **kwargs: Any) -> None:
         saved = {"attachment": self.attachment.state_dict()}
         if self._differ:
             saved |= {"model": model.state_dict(), "optimizer": optimizer.state_dict()}

@@ -12,10 +12,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 
 
 def tiled(n: int, tile: int) -> list[tuple[int, int, bool]]:
-    """Return (first tile, number of tiles, masked) of each launch over n values: full tiles, then a partial last tile.
-
-    Only the partial last tile needs a mask. Full tiles move whole lines of memory.
-    """
+    """Return (first tile, number of tiles, masked) of each launch over n values: full tiles, then a partial one."""
     whole, rest = divmod(n, tile)
     return [(0, whole, False)] * (whole > 0) + [(whole, 1, True)] * (rest > 0)
 

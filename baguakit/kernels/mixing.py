@@ -30,9 +30,6 @@ def mix_(x: Tensor, others: Sequence[Tensor], weights: Sequence[float]) -> None:
 
 
 def land_(x: Tensor, result: Tensor, before: Tensor, good: Tensor | None = None) -> None:
-    """Set x ← result where x equals `before`, else x + (result − before), which keeps changes of x since `before`.
-
-    If the bool `good` is False, x does not change.
-    """
+    """Set x ← result where x equals `before`, else x + (result − before), if `good`; so changes since then are kept."""
     landed = torch.where(x == before, result, x + (result - before))
     x.copy_(landed if good is None else torch.where(good, landed, x))

@@ -124,10 +124,7 @@ class Monitor:
             self.watch.start()
 
     def fly_on(self, device: torch.device) -> None:
-        """Set the device of the flights, and for a GPU make the `Fault`.
-
-        No `Fault` is made with one rank, or if ranks may change: the host then waits for every flight on a GPU.
-        """
+        """Set the device of flights; on a GPU make the `Fault`, unless the host waits for each flight (`hasty`)."""
         self.device = device
         self.fault = Fault() if device.type == "cuda" and self.size > 1 and not self.hasty else None
 

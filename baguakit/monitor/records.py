@@ -47,10 +47,7 @@ class Collective:
 
 
 class Air:
-    """The launches of this rank on each lane, and the collectives that have not landed. Thread-safe.
-
-    It also keeps, for each lane, the latest collective that the host has waited for but a device may still work on.
-    """
+    """The launches of this rank, and collectives that have not landed or that a device still works on. Thread-safe."""
 
     def __init__(self) -> None:
         self._launches: dict[int, deque[LaunchCount]] = {}  # by lane

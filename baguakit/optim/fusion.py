@@ -71,10 +71,7 @@ def fuse(optimizer: Optimizer, elementwise: bool = False) -> Optimizer:
 
 @checked
 def unfuse(optimizer: Optimizer) -> Optimizer:
-    """Let a fused optimizer step its parameters one by one again, with its current state, and return it.
-
-    An optimizer that is not fused is returned unchanged.
-    """
+    """Let an optimizer, fused or not, step its parameters one by one, with its current state, and return it."""
     if fusion := fusion_of(optimizer):
         for handle in fusion.handles:
             handle.remove()

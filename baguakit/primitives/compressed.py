@@ -24,10 +24,7 @@ Tensors = TypeVar("Tensors", bound=Tensor | Sequence[Tensor])
 
 
 def on_flat(primitive: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Concatenate[Tensors, P], Tensors]:
-    """Let `primitive(x, …)`, written for a contiguous 1-D tensor, take and overwrite any tensor or a list of tensors.
-
-    A list is sent as one message for each dtype and device in it.
-    """
+    """Let a primitive for a contiguous 1-D tensor overwrite any tensor or list: a message for each dtype and device."""
 
     @wraps(primitive)
     def wrapped(x: Tensors, *args: P.args, **options: P.kwargs) -> Tensors:

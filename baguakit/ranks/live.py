@@ -75,11 +75,7 @@ class Ranks:
         self._launcher = launcher()  # it imports torch while the caller goes on
 
     def run(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        limit: float | None = None,
-        lost: Sequence[int] = (),
+        self, function: Callable[..., Any], *args: Any, limit: float | None = None, lost: Sequence[int] = ()
     ) -> list[Any]:
         """Call `function(*args)` on every rank, and return the results by rank.
 
@@ -236,9 +232,7 @@ class Ranks:
         return f"<Ranks({self.size}), closed: run() starts new processes>" if self._closed else f"Ranks({self.size})"
 
     def __reduce__(self) -> Any:
-        raise TypeError(
-            "it refers to the Ranks, which do not exist on a rank; use bk.Comm().rank and bk.Comm().size there"
-        )
+        raise TypeError("it refers to the Ranks, which do not exist on a rank; use bk.Comm().rank and .size there")
 
 
 class Process:

@@ -10,8 +10,6 @@ A message is a pickle in a temporary file, and a socket passes the descriptor of
 arrives whole, and no process waits for the rest of a message whose sender was stopped or has died.
 """
 
-from __future__ import annotations
-
 import atexit
 import contextlib
 import ctypes
@@ -172,9 +170,7 @@ class Launcher:
             send(pickle.dumps(()), self._socket, files)
             return int(pickle.loads(receive(control)[0]))
         except (EOFError, OSError) as error:
-            raise RuntimeError(
-                "the process that launches ranks has ended; its error, if any, is above (on stderr)"
-            ) from error
+            raise RuntimeError("the process that launches ranks has ended; any error is above (on stderr)") from error
 
     def end(self, pids: Iterable[int]) -> None:
         """Kill the ranks with the process ids `pids`, and wait for their end. Do nothing if the launcher has ended."""

@@ -135,10 +135,7 @@ def table(rows: Sequence[Row], parts: Sequence[str]) -> list[str]:
 
 
 def reasons(rows: Sequence[Row]) -> list[str]:
-    """Return a line for each format that has a `reason`, or that only some flights of a bucket used.
-
-    The line names the buckets, and the number of flights unless all flights used the format.
-    """
+    """Return a line for each format that has a `reason` or was used in some flights only: its buckets and flights."""
     buckets: dict[str, list[int]] = {}
     for row in rows:
         flights = sum(count for _, count in row._kinds)

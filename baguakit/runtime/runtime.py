@@ -315,10 +315,7 @@ def packs_flat(rule: Rule) -> bool:
 
 
 def warm_up(stages: Sequence[Stage], tensors: Sequence[Tensor], channel: Channel) -> None:
-    """Compile the kernels of stages for tensors like `tensors`, and connect the ranks that will send. Collective.
-
-    Other ranks suspend their timeouts while this rank compiles.
-    """
+    """Compile kernels for tensors like `tensors`, while others suspend their timeouts; connect ranks. Collective."""
     if channel.comm.size > 1:
         node = channel.comm._node
         with channel.monitor.busy("compiling"):

@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
 
-from ..arguments import Declared, real
+from ..arguments import Declared, Range
 from ..buckets import Bucket
 from ..comm import INTER, INTRA, Comm
 from ..comm.weights import weighed
@@ -309,20 +309,19 @@ class ErrorFeedback(Around):
     Pre-training with SparseLoCo", arXiv:2508.15706.
     """
 
-    decay: float = 1.0
+    decay: Annotated[float, Range(0, 1)] = 1.0
     copies: ClassVar[float] = 5
     elementwise: ClassVar[Mapping[str, Carry]] = {"residual": "mean"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "decay", real("decay", self.decay, 0, 1))
-        if isinstance(self.inner, Hierarchical) and self.inner.inner.lossy:
+        inner = self.inner
+        if isinstance(inner, Hierarchical) and inner.inner.lossy:
             raise TypeError(
-                f"what {self.inner!r} loses is lost between nodes; "
-                f"say Hierarchical(ErrorFeedback({self.inner.inner!r}))"
+                f"what {inner!r} loses is lost between nodes; say Hierarchical(ErrorFeedback({inner.inner!r}))"
             )
-        if not self.inner.lossy:
-            raise TypeError(f"ErrorFeedback is for lossy stages; {self.inner!r} loses nothing; try CompressedMean()")
+        if not inner.lossy:
+            raise TypeError(f"ErrorFeedback is for lossy stages; {inner!r} loses nothing; try CompressedMean()")
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         if comm.size == 1:

@@ -15,10 +15,8 @@ from ..comm import Comm
 
 GPU = torch.device("cuda", 0)
 META = torch.device("meta")
-SAID = {
-    vars(torch._C.TensorBase)[name].__get__: said
-    for name, said in (("device", GPU), ("is_cuda", True), ("is_meta", False))
-}
+FACTS = {"device": GPU, "is_cuda": True, "is_meta": False}
+SAID = {vars(torch._C.TensorBase)[name].__get__: said for name, said in FACTS.items()}
 COPIES = {"_to_copy", "copy_", "_foreach_copy_", "where"}  # of a number on the host `where` makes a copy
 MAKERS = {torch.tensor, torch.as_tensor, torch.Tensor.new_tensor}  # of numbers in Python
 

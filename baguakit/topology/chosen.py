@@ -114,10 +114,7 @@ def chooses(stage: Any) -> bool:
 
 
 def as_chosen(stage: Any) -> Any:
-    """Return the stage with its `Chosen` fixed to the weights chosen now, for the exchanges of one round.
-
-    The training thread calls it at launch, because the user may choose the next weights before a lane runs the stage.
-    """
+    """Return the stage with its `Chosen` fixed to the present weights: the next may be chosen before a lane runs it."""
     if isinstance(stage, Chosen):
         round = Chosen()
         round._choice, round.one_round = stage.choice, True

@@ -22,10 +22,7 @@ _SHORT = 64  # a value with more entries prints a digest of them
 
 @dataclass(frozen=True, init=False, repr=False)
 class Given(Topology):
-    """A topology for one number of ranks, with one matrix or graph for each round of a period.
-
-    Matrices and graphs are stored as nested tuples, so that the topology can be compared, hashed and printed.
-    """
+    """A topology for one number of ranks: for each round a matrix or graph, as tuples that compare, hash and print."""
 
     rounds: tuple[tuple[Any, ...], ...]
     ranks: int
@@ -241,10 +238,7 @@ class FromDigraph(Given):
 
 
 def read_graphs(graphs: list[Any], taker: str) -> tuple[list[Any], list[set[tuple[int, int]]]]:
-    """Return the nodes in the order of ranks, and the edges of each graph as pairs of ranks, without loops.
-
-    `taker` is the class that an error names.
-    """
+    """Return the nodes by rank, and the edges of each graph as pairs of ranks, without loops; errors name `taker`."""
     found, listed = [], []
     for graph in graphs:
         try:

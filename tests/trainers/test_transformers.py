@@ -49,7 +49,7 @@ from transformers import TrainerState, TrainingArguments
 import baguakit as bk
 callback = bk.interop.transformers.BaguaCallback(bk.algorithms.bytegrad())
 try:
-    callback.on_train_begin(TrainingArguments("out"), TrainerState(), None, model=torch.nn.Linear(2, 2))
+    callback.on_train_begin(TrainingArguments("out"), TrainerState(), None, model=torch.nn.Linear(2, 2), optimizer=None)
 except RuntimeError as error:
     found = str(error)
 """
