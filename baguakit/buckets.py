@@ -221,7 +221,6 @@ def real(x: Tensor) -> Tensor:
 
 
 def check_averaged(name: str, x: Tensor) -> None:
-    """Raise a TypeError unless values of the dtype of `x` can be averaged."""
     if x.dtype not in AVERAGED:
         raise TypeError(f"{name} is of dtype {x.dtype}, which cannot be averaged; keep it in bfloat16 or a wider dtype")
 

@@ -101,7 +101,6 @@ def _find(folder: Path, name: str) -> Path | None:
 
 
 def _add(folder: Path, name: str, make: Callable[[Path], object]) -> Path:
-    """Make a library; return its path in the folder."""
     unfinished = made_in(folder, make)
     for broken in folder.glob(f"{name}-*.so"):
         broken.unlink()

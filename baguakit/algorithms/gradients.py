@@ -128,8 +128,7 @@ class TrackedMean(Around):
     """h_r ← h_r + q_r;  h ← h + ⟨q_r⟩;  x ← h,  for q_r the part of v_r − h_r that `inner` sends.
 
     The letters are those of `ef21` in the module; with weights of ranks, g_r is `comm.share` times the gradient. With
-    one rank, x ← v. The state is fp32 for any dtype of x. If a result is not finite, it is passed on, and no rank
-    changes its state.
+    one rank, x ← v. The state is fp32 for any dtype of x. A result that is not finite is passed on, and not kept.
 
     Args:
         inner: a lossy average, such as `SparseMean(TopK(0.01))`.

@@ -256,8 +256,7 @@ def attach(
     Args:
         model: any module; its trainable parameters are on one device. Parameters may be frozen, unfrozen, added and
             removed during training, if all ranks do the same; a frozen parameter stays in its bucket, with its state.
-        optimizer: the optimizer, or a sequence of optimizers (a step ends when all have stepped), or None if all rules
-            are on gradients.
+        optimizer: one, or a sequence of optimizers (a step ends when all have stepped); None for rules on gradients.
         algorithms: such as `bk.algorithms.bytegrad()`: rules, or sums of rules.
         comm: the group; None: all ranks. The mesh of a `Comm` tells `hierarchical` which ranks share a node.
         bucket_bytes: the approximate size of a bucket. A bucket holds whole parameters, which are sent together. None:

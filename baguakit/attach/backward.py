@@ -163,7 +163,6 @@ class Backward:
             self.decisions.joint = None
 
     def weigh(self) -> None:
-        """Begin to exchange the weights of ranks in this backward."""
         if self.acting:
             mine = self.life.ask()
             self.weight, self.weights = (self.weight or 0.0) + mine, self.life.weigh(mine)

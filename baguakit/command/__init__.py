@@ -33,7 +33,6 @@ exit status: 0, or 1 if it failed, 2 if it was called wrongly, 130 after Ctrl-C
 
 
 def fill_net(parser: argparse.ArgumentParser) -> None:
-    """Add the subcommand `build` of `net`."""
     commands = parser.add_subparsers(required=True, title="subcommands")
     one = commands.add_parser("build", help="compile the NCCL network plugin")
     one.add_argument("--out", metavar="DIR", help="the directory of the library (default: ~/.cache/baguakit)")
@@ -42,7 +41,6 @@ def fill_net(parser: argparse.ArgumentParser) -> None:
 
 @refusing(1, RuntimeError)
 def build_plugin(options: argparse.Namespace) -> int:
-    """Compile the NCCL plugin, and print what to export."""
     print(f"export NCCL_NET_PLUGIN={build(options.out)}")
     print("export NCCL_NET_PLUGIN_REF_COUNT=1")  # else NCCL 2.28.3 to 2.29.7 drop the plugin with the communicator
     print('a rank that sends over it then says "baguanet: NCCL sends over this plugin"', file=sys.stderr)

@@ -34,7 +34,6 @@ SAYS = (
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `compare` to its parser."""
     parser.description, parser.formatter_class = DESCRIPTION, argparse.RawDescriptionHelpFormatter
     add = parser.add_argument
     add("algorithms", nargs="*", metavar="ALGORITHM", help="MODULE:NAME, a name or an expression")

@@ -55,7 +55,6 @@ little: --rate 100mbit shows the steps of a slow network."""
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `demo` to its parser."""
     parser.description, parser.formatter_class = DESCRIPTION, argparse.RawDescriptionHelpFormatter
     parser.add_argument("--rate", metavar="RATE", help='train at this rate, such as "100mbit" or "1gbit"; Linux only')
     parser.add_argument("--ranks", type=int, default=4, metavar="N", help="processes, 2 to 10 (%(default)s)")

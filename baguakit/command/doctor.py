@@ -41,8 +41,6 @@ GOOD, NOTE, LACKS, BROKEN = "ok", "note", "missing", "broken"
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check."""
-
     what: str  # at most 13 characters
     kind: str
     found: str  # in words
@@ -51,7 +49,6 @@ class Finding:
 
 
 def fill(parser: argparse.ArgumentParser) -> None:
-    """Add the description of `doctor` to its parser."""
     parser.description, parser.formatter_class = DESCRIPTION, argparse.RawDescriptionHelpFormatter
     parser.set_defaults(run=run)
 

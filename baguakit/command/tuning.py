@@ -35,7 +35,6 @@ MOST_THREADS = 16  # of an NCCL connection, which has 64 sockets at most, as man
 
 
 def fill_probe(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `probe`."""
     parser.description = (
         "Measure the network between the ranks of torchrun: the latency α and the bandwidth 1/β of messages and of "
         "all-reduces over several numbers of connections, and how fast this machine compresses."
@@ -45,7 +44,6 @@ def fill_probe(parser: argparse.ArgumentParser) -> None:
 
 
 def fill_plan(parser: argparse.ArgumentParser) -> None:
-    """Add the options of `plan`."""
     parser.description = (
         "Measure the network between the ranks of torchrun, and predict the time of a training step with each "
         "algorithm, bucket size and number of connections. The times are predictions of a model."

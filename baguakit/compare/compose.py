@@ -40,11 +40,9 @@ class Row:
     curves: list[Curve]
 
     def curve(self) -> Curve:
-        """Return the mean loss over seeds by step."""
         return mean_of(self.curves)
 
     def seconds(self, target: float) -> float:
-        """Return the seconds to a loss."""
         return self.step * reached(self.curve(), target)
 
     def bytes(self, target: float) -> float:

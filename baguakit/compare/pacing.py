@@ -62,7 +62,6 @@ def cap(one: socket.socket, bytes_per_second: float) -> None:
 
 
 def is_tcp(one: socket.socket) -> bool:
-    """Return whether a socket is one of TCP."""
     return one.family in (socket.AF_INET, socket.AF_INET6) and one.type == socket.SOCK_STREAM
 
 

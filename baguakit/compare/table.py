@@ -47,12 +47,10 @@ class Table:
         return len(self._results)
 
     def add(self, cell: Mapping[str, Any], result: Mapping[str, Any]) -> None:
-        """Note what was found."""
         self._keep(row := {"cell": cell, "result": result, "on": machine()})
         self._write(row)
 
     def fail(self, cell: Mapping[str, Any], error: str) -> None:
-        """Note that a cell could not be measured, and why."""
         self._write({"cell": cell, "error": error, "on": machine()})
 
     def _keep(self, row: Mapping[str, Any]) -> None:
@@ -70,7 +68,6 @@ def _key(cell: Mapping[str, Any]) -> str:
 
 
 def in_words(on: Mapping[str, Any]) -> str:
-    """Return a machine in a line."""
     return f"{on['cpu']}, {on['cores']} cores, Linux {on['kernel']}, torch {on['torch']}, {on['date']}"
 
 

@@ -73,7 +73,6 @@ class Comparison:
         return who | what | self.task.facts() | ({"module": one.source} if one.source else {}) | rate
 
     def timing(self, chosen: Contender) -> Job:
-        """Return the timing of a contender."""
         return Job(chosen, 1, chosen.lr or self.lr, max(self.timed, 2 * chosen.period), timed=True)
 
     def tried_rates(self, table: Table, chosen: Contender) -> dict[float, float]:
@@ -124,7 +123,6 @@ def final(result: Mapping[str, Any]) -> float:
 
 
 def best_rate(tried: Mapping[float, float]) -> float:
-    """Return the learning rate of the lowest loss."""
     return min(tried, key=lambda lr: tried[lr])
 
 

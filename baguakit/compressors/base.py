@@ -165,7 +165,6 @@ class Compressor(Doors):
 
 
 def check_dense(name: str, compressor: Any) -> None:
-    """Raise a TypeError unless `compressor` is a dense compressor."""
     if not isinstance(compressor, Compressor):
         raise TypeError(message(name, "a compressor such as MinMaxUInt8()", compressor))
     if not compressor.dense:

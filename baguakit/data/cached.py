@@ -132,7 +132,6 @@ class CachedDataset(Dataset[Any]):
         return sample
 
     def _computed(self, key: bytes, index: Any) -> Any:
-        """Compute the sample, try to store it, and return it."""
         if not self.store.shared and get_worker_info() is not None:
             each = "is not shared: each loader worker fills its own; LMDBStore(path) is shared by all"
             warnings.warn(f"{self.store!r} {each}", RuntimeWarning, stacklevel=4)

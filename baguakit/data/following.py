@@ -159,8 +159,7 @@ class Followed(Generic[T]):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from `state`, on the same or another number of ranks; trained samples are not repeated.
 
-        On the same number of ranks, each rank continues with the same items. On another number of ranks, the remaining
-        samples are divided again.
+        On the same number of ranks, each rank continues with the same items; else the remaining samples are divided.
 
         Args:
             state: the result of `state_dict`.

@@ -2,8 +2,7 @@
 
 Commits are not synced to disk. The kernel writes the commits of a killed process; but if the machine crashes, the file
 may be inconsistent. So a write first makes the empty file `unsynced-BOOT`, where BOOT is the id of the machine's boot.
-`close` syncs the samples and removes it. Both hold LMDB's writer lock. A store with such a file of an earlier boot is
-emptied.
+`close` syncs the samples and removes it. Both hold LMDB's writer lock. A file of an earlier boot empties the store.
 """
 
 import atexit
@@ -59,8 +58,7 @@ class LMDBStore(Store):
     LRU eviction would always remove the sample that an epoch needs next. `clear` makes room.
 
     Args:
-        path: a directory for this store alone, not on a network file system; created if missing, with access for its
-            owner only.
+        path: a directory for this store alone, not on a network file system; made if missing, for its owner only.
         capacity_bytes: the limit, in bytes of the pages that hold samples, equal in all processes; the file may be
             larger by an eighth plus 16 MiB.
 

@@ -29,15 +29,13 @@ class LoadBalancedSampler(Followed[int], DistributedSampler[int]):
 
     Args:
         dataset: the samples; it has a length.
-        complexity: a function that returns the cost of a sample; or the costs of all samples, as a tensor, an array or
-            a sequence of numbers.
+        complexity: a function that returns the cost of a sample; or all costs, as a tensor, array or sequence.
         num_replicas, rank: the number of ranks, and this process's rank; None for those of `group`.
         shuffle: shuffle the steps; False: steps run from cheap to expensive.
         seed: the seed of the order, equal on all ranks.
         drop_last: leave out `len(dataset) % num_replicas` samples (with `shuffle`, other samples in each epoch); False:
             repeat as few samples as possible, so that all ranks draw equally many.
-        random_level: from 0 (only samples of similar cost share a step: best balance) to 1 (any samples share a step:
-            no balance).
+        random_level: from 0 (samples of similar cost share a step: best balance) to 1 (any samples do: no balance).
         group: the process group of the ranks, or a `bk.Comm`, for example from `bk.elastic.join` (see `follow`). None
             for the default group, or for a single rank if there is no default group.
 
@@ -76,14 +74,12 @@ class LoadBalancedBatchSampler(Followed[list[int]], Sampler[list[int]]):
     In every step each rank has at least one sample, and the lengths of the batches differ by at most one. The number
     of steps, `len(sampler)`, is equal on all ranks; with a budget it may differ between epochs.
 
-    Disable samplers that a trainer inserts (Lightning: `Trainer(use_distributed_sampler=False)`). Lightning calls
-    `set_epoch` by itself.
+    Disable samplers of trainers (Lightning, which calls `set_epoch`: `Trainer(use_distributed_sampler=False)`).
 
     Args:
         budget: the largest cost of a batch, such as a number of tokens; None for no limit.
         batch_size: the largest number of samples of a batch; None for no limit. `budget` or `batch_size` is required.
-        random_level: from 0 (samples of a step have similar cost: least padding, best balance) to 1 (any samples share
-            a step).
+        random_level: from 0 (samples of a step have similar cost: least padding, best balance) to 1 (any samples).
         drop_last: give all ranks the same number of samples in every step; with `batch_size` alone, make all batches
             full. This leaves out `len(dataset) % num_replicas` samples (with `batch_size` alone,
             `% (num_replicas * batch_size)`); with `shuffle`, other samples in each epoch. False: leave out none; if the

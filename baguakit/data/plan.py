@@ -68,19 +68,15 @@ def assign(groups: Indices, costs: Costs, rng: np.random.Generator | None) -> In
 
 @dataclass(frozen=True)
 class Limit:
-    """The limit of one rank's batch."""
-
     budget: float | None  # the largest cost
     batch_size: int | None
     padded: bool  # the cost of a batch is its length times its largest cost, not the sum of its costs
 
     def allows(self, batch: Indices, costs: Costs) -> bool:
-        """Return whether the batch is within the limit."""
         short = self.batch_size is None or len(batch) <= self.batch_size
         return short and (self.budget is None or self.cost(batch, costs) <= self.budget)
 
     def cost(self, batch: Indices, costs: Costs) -> float:
-        """Return the cost of a batch."""
         return float(len(batch) * costs[batch].max(initial=0) if self.padded else costs[batch].sum())
 
     def most(self, samples: Indices, costs: Costs, ranks: int) -> int:
@@ -224,11 +220,9 @@ class Shares:
             taken = chain.from_iterable(steps)
 
     def length(self, rank: int) -> int:
-        """Return the number of items in the queue of a rank."""
         return sum(len(steps) for columns, steps in self.parts if rank in columns)
 
     def queue(self, rank: int) -> Iterator[Indices]:
-        """Return an iterator over the queue of a rank."""
         return (steps[i][columns[rank]] for columns, steps in self.parts if rank in columns for i in range(len(steps)))
 
     def ended(self, seats: Sequence[Seat]) -> tuple[Indices, dict[int, list[Indices]]]:
@@ -250,8 +244,7 @@ def without(samples: Indices, items: Iterable[Indices]) -> Indices:
 class Record:
     """The state of a sampler that all ranks share from one change of the group to the next.
 
-    Items are counted from the beginning of the record, over all passes. If the last step of a pass is short, it counts
-    as a whole step.
+    Items are counted from the beginning of the record, over all passes. A short last step counts as a whole step.
     """
 
     version: int  # the number of changes before
@@ -262,8 +255,6 @@ class Record:
 
 @dataclass
 class Position:
-    """The position of one rank in a pass."""
-
     stretch: Stretch
     rank: int  # of this process in the stretch
     drawn: int = 0  # the number of items drawn from its queue
@@ -285,7 +276,6 @@ class Told:
 
     @property
     def epoch(self) -> int:
-        """Return the epoch of the pass that the rank is in."""
         return self.now.stretch.epoch
 
 

@@ -93,7 +93,6 @@ class KeyedLocks:
 
     @contextmanager
     def hold(self, key: bytes) -> Iterator[None]:
-        """Hold the lock of `key` in a `with` block."""
         with self._guard:
             lock = self._locks.setdefault(key, ThreadLock())
         with lock:
@@ -103,8 +102,7 @@ class KeyedLocks:
 class MemoryStore(Store):
     """A store in the memory of this process, for loaders without workers, because each worker would have its own store.
 
-    A full store keeps its samples and takes no new ones: LRU eviction would always remove the sample that an epoch
-    needs next.
+    A full store keeps its samples and takes no new ones: LRU eviction would remove the sample that is needed next.
 
     Args:
         capacity_bytes: the limit, in bytes of encoded samples; None for no limit.

@@ -127,8 +127,7 @@ def unpacked(engine: Engine, state: Tensor) -> Kept:
 def keep(engine: Engine, error: BaseException | None) -> Kept:
     """Stop an attachment at the end of its round, and return its state after the last complete step.
 
-    If `error` is None, all ranks call this after the same step, and no step is lost. Otherwise the changes of the
-    unfinished step are lost.
+    If `error` is None, all ranks call this after the same step. Otherwise the unfinished step is lost.
     """
     if error is None:
         for runner in engine.runners:

@@ -270,7 +270,6 @@ class ElasticComm(Comm):
     membership: Any = None  # type: ignore[misc]
 
     def follow(self, group: Any) -> None:
-        """Switch to the process group of another round."""
         vars(self).update(group=group, rank=int(group.rank()), size=int(group.size()))
 
 

@@ -93,8 +93,6 @@ def endpoint_of(endpoint: str, least: int = 1) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class Member:
-    """A member of a round."""
-
     name: str  # host, process number and a random part
     latest: int  # the number of the latest round in which it had a whole state; 0: it has none
     rank: int  # its rank in that round

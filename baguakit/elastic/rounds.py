@@ -47,8 +47,6 @@ class Left(SystemExit):
 
 @dataclass
 class Search:
-    """A search for the next round."""
-
     where: str  # "host:port" of the store
     failed: str = ""  # why the store cannot be reached
     over: bool = False  # nobody waits for the search any more

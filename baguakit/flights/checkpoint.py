@@ -34,8 +34,7 @@ def save_runner(runner: RuleRunner, names: Names, flights: bool = True, same_ran
     """Wait for the flights of a rule, and return copies of its state and of the flights' results.
 
     Flights of a free-running rule are left out: its state is that before them. If `flights` is False, all are left out:
-    the state is the copy from before them in the runner's journal. If not `same_ranks`, leave out what is made anew for
-    other numbers of ranks.
+    the state is the copy from before them in the runner's journal. If not `same_ranks`, leave out what is made anew.
     """
     free = runner.rule.window == "free_running"
     flights = flights and not free

@@ -104,8 +104,7 @@ def add_(
 ) -> None:  # fmt: skip
     """Add each packed row times its weight to `out` (n,), in fp32 or fp64; without weights, set it to the rows' mean.
 
-    `values` (rows, count) are given if the packed rows do not hold fp32 values. The bool `ok` becomes False if a result
-    is not finite.
+    `values` (rows, count) are given if the packed rows do not hold fp32. `ok` becomes False if a result is not finite.
     """
     if weights is None:
         out.zero_()

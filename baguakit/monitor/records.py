@@ -141,8 +141,6 @@ class Air:
 
 
 class Waiting(NamedTuple):
-    """A flight that a rank waits for."""
-
     what: str  # its label
     lane: int
     number: int  # among the launches on that lane
@@ -151,8 +149,6 @@ class Waiting(NamedTuple):
 
 
 class Record(NamedTuple):
-    """The latest record of one rank."""
-
     beats: int  # the number of records that the rank has written
     launches: dict[int, LaunchCount]  # by lane
     how: str = ""  # `LEFT`, `RAISED` or `GAVE_UP`; "" while the rank is there

@@ -1,8 +1,7 @@
 """A network plugin that lets NCCL use several TCP flows per connection.
 
 Clouds limit the bandwidth of one TCP flow, and one core cannot saturate a fast NIC, so NCCL needs several flows. The
-plugin sends less over slow flows. The comment at the top of `baguanet.c` explains the plugin and its settings; there,
-flows are called streams.
+plugin sends less over slow flows. The comment in `baguanet.c` explains its settings; flows are called streams there.
 
     baguakit net build                     # with this machine's C compiler; prints the variables to export
 

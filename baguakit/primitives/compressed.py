@@ -202,8 +202,7 @@ def compressed_mean_(x: Tensor, compressor: Compressor, comm: Comm, residual: Te
 def mean_in_phases(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | None, check: bool = True) -> Phases:
     """Average the flat `x` as `compressed_mean_` does, in two phases if it is one piece in two hops on a CPU.
 
-    With `check`, return for `Blockwise` in two hops over NCCL, and in one kernel, a bool tensor, whether the result is
-    finite; else None.
+    With `check`, return whether the result is finite for `Blockwise` in two hops over NCCL, or one kernel; else None.
     """
     if comm._weights is not None:
         wide, comm = weighed(x, comm)

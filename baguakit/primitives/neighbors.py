@@ -55,8 +55,7 @@ def neighbor_mean_(
 
     Raises:
         ValueError: the topology changes from round to round and `comm` has no round; the topology does not fit the
-            group; `comm` has weights, and ranks choose theirs; or ranks do not agree on who sends to whom: then every
-            rank raises the error.
+            group; `comm` has weights, and ranks choose theirs; or ranks disagree on who sends to whom: all raise it.
         TypeError: a tensor is not floating, `comm` is missing, or peers are named in two ways or in none.
     """
     if comm is None:

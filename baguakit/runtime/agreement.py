@@ -34,8 +34,6 @@ LONGEST = timedelta(days=365)  # to wait for a flight
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """The setup of an attachment or a handle."""
-
     rules: tuple[Rule, ...]
     names: dict[Tensor, str]  # of the parameters, or of tensors that stand for them, without wrappers
     frozen: tuple[str, ...]  # the names of the model's other parameters
@@ -87,7 +85,6 @@ def check_weight(weight: Any, rules: Sequence[Rule]) -> str:
 
 
 def check_scaler(scaler: Any, rules: Sequence[Rule]) -> None:
-    """Raise a TypeError or ValueError unless `scaler` can be used with the rules."""
     if scaler is None:
         return
     instance("scaler", scaler, torch.amp.GradScaler, "a torch.amp.GradScaler")

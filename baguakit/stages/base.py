@@ -40,8 +40,7 @@ class Stage(Doors):
             makes the state again from the current weights). Other entries are made again when the buckets or the ranks
             change. Entries that are neither tensors nor dicts of tensors are not saved.
         follows: the entries of the state that are copies of the weights. They change when the model is loaded.
-        anchored: the state has an `anchor`, equal on all ranks, and the result is its next value; `inner` averages what
-            ranks contribute.
+        anchored: the result is the next value of an `anchor` in the state, equal on all ranks; `inner` averages.
         needs_shapes: the stage needs the shapes of parameters, and cannot work on a shard.
         shards: the nested stages work on shards of the bucket.
         needs_groups: the groups of a Comm that it uses: "flat"; or "intra" and "inter" (within and between nodes).

@@ -54,8 +54,7 @@ class Mean(Average):
 class CompressedMean(Average):
     """The compressed mean, over all n ranks r, of compressed values:  x ← Q((1/n) Σ_r Q(c_r x_r)).
 
-    Q(x) is x compressed and decompressed by `compressor`. In small buckets, the mean is not compressed again. c_r is as
-    in `Mean`.
+    Q(x) is x compressed and decompressed by `compressor`; small buckets are compressed once. c_r is as in `Mean`.
     """
 
     compressor: Compressor = MinMaxUInt8()

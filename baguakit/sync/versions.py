@@ -70,8 +70,7 @@ class Subscriber:
     """Follows the versions of a publisher: its tensors equal a published version, bit for bit.
 
     Args:
-        tensors: as for `Publisher`. Each has the name, shape and dtype of a published tensor, but its own strides and
-            device.
+        tensors: as for `Publisher`: of the names, shapes and dtypes that are published, with any strides and devices.
         source: the folder, or the `Comm`, of which this is any rank but 0.
         some: follow only some of the published tensors.
     """

@@ -22,7 +22,6 @@ def stochastic(c: Compressor) -> bool:
 
 
 def zeros(*shape: int) -> Tensor:
-    """Return fp32 zeros."""
     return torch.zeros(shape, dtype=torch.float32)
 
 

@@ -36,7 +36,6 @@ def loss(model: nn.Module, rank: int, step: int) -> Tensor:
 
 
 def sgd(params: Any, lr: float = 0.05) -> torch.optim.Optimizer:
-    """Return the optimizer of the toy problem."""
     return torch.optim.SGD(params, lr=lr, momentum=0.9)
 
 
