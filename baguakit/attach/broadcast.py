@@ -1,10 +1,11 @@
 """Overwrite the model with the values of one rank or the mean of all ranks, and measure how far ranks differ."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass, transform_subclass
@@ -12,6 +13,8 @@ from torch.utils._pytree import tree_map_only
 
 from ..buckets import local, real, split
 from ..comm import Comm
+from ..flights import Weighing
+from ..primitives import mean_
 from ..runtime.agreement import broadcast_into, broadcast_tensors, reshard
 from .setup import AttachSetup, is_divided, is_sharded
 
@@ -90,3 +93,14 @@ def consensus_distance(params: Iterable[Tensor], comm: Comm) -> float:
         x = torch.cat([p.flatten().double() for p in chunk])
         squares = squares + (x - comm.all_reduce(x / comm.size)).square().sum()
     return float((comm.all_reduce(squares) / comm.size).sqrt())
+
+
+@torch.no_grad()
+def mean_gradients_(params: Sequence[Tensor], comm: Comm, weights: Weighing) -> None:
+    """Average the gradients of `params`, uncompressed. A gradient that only some ranks have is zero on the others."""
+    mine = torch.tensor([p.grad is not None for p in params], dtype=torch.uint8, device=params[0].device)
+    used = comm.all_reduce(mine, dist.ReduceOp.MAX).tolist() if comm.size > 1 else []
+    for p, somewhere in zip(params, used, strict=False):
+        if somewhere and p.grad is None:
+            p.grad = torch.zeros_like(p)
+    mean_([p.grad for p in params if p.grad is not None], comm._with(_weights=weights()))

@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 from ..comm import Comm, check_device
 from ..comm.weights import number
 from ..flights import FreeRunner, GradientRunner, Life, Logbook, Turn, WeightRunner, buckets_of, load_runners
-from ..flights.gradients import mean_gradients_
 from ..monitor import PeerError
 from ..rules import Rule
 from ..runtime.agreement import agree, broadcast_tensors, channel_of, named
@@ -25,7 +24,7 @@ from ..runtime.runtime import or_abandon, warm_up
 from ..stages.base import remembered
 from .aside import stand_aside
 from .backward import Backward
-from .broadcast import take_from
+from .broadcast import mean_gradients_, take_from
 from .landings import Landings, OtherOptimizers
 from .setup import AttachSetup, better_order, check_others
 

@@ -6,7 +6,7 @@ d + 1 lists. Gradients are views of the buckets that landed last, and the next b
 
 import contextlib
 from collections import defaultdict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import compress
 from operator import attrgetter
@@ -21,10 +21,9 @@ from ..comm import Comm
 from ..comm.sending import Rider
 from ..keeping import Joint
 from ..lanes import Phases
-from ..primitives import mean_
 from ..stages import Stage
 from ..tensors import uploaded
-from .runner import BucketFlight, RuleRunner, Weighing
+from .runner import BucketFlight, RuleRunner
 
 VERSION, GRAD = attrgetter("_version"), attrgetter("grad")
 NOTHING: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -260,14 +259,3 @@ class GradientRunner(RuleRunner):
             return added > 0
         # Zeroed or clipped. If the gradients that this backward has not reached yet are all 0, they were zeroed.
         return any(bool(view.any()) for p, view in pairs if p not in reached)
-
-
-@torch.no_grad()
-def mean_gradients_(params: Sequence[Tensor], comm: Comm, weights: Weighing) -> None:
-    """Average the gradients of `params`, uncompressed. A gradient that only some ranks have is zero on the others."""
-    mine = torch.tensor([p.grad is not None for p in params], dtype=torch.uint8, device=params[0].device)
-    used = comm.all_reduce(mine, dist.ReduceOp.MAX).tolist() if comm.size > 1 else []
-    for p, somewhere in zip(params, used, strict=False):
-        if somewhere and p.grad is None:
-            p.grad = torch.zeros_like(p)
-    mean_([p.grad for p in params if p.grad is not None], comm._with(_weights=weights()))
