@@ -25,19 +25,13 @@ HEADER = (
 
 @dataclass(frozen=True)
 class Row:
-    """A contender on a network. Its methods return infinity for a loss that was never reached.
-
-    Attributes:
-        step, sent: seconds and bytes of a rank in a step.
-        lr: the learning rate that its trials chose.
-        curves: losses by step, of each seed. Steps of free-running ranks are seconds of the training divided by `step`.
-    """
+    """A contender on a network. Its methods return infinity for a loss that was never reached."""
 
     contender: Contender
-    step: float
-    sent: float
-    lr: float
-    curves: list[Curve]
+    step: float  # seconds of a step
+    sent: float  # bytes of a rank in a step
+    lr: float  # the learning rate that its trials chose
+    curves: list[Curve]  # losses by step, of each seed; steps of free-running ranks are seconds divided by `step`
 
     def curve(self) -> Curve:
         return mean_of(self.curves)

@@ -23,27 +23,16 @@ RANK = 4  # of the matrices of PowerSGD
 
 @dataclass(frozen=True)
 class Contender:
-    """A way to train on several hosts.
+    """A way to train on several hosts."""
 
-    Attributes:
-        name: as it stands in tables and pictures.
-        algorithm: "module:name" or an expression, as `names.algorithm` reads them; "" for a peer.
-        optimizer: one of `training.OPTIMIZERS`; "sgd" for algorithms that have their own.
-        lr: the learning rate of the first trial; None for that of the task.
-        peer: a hook of torch's DDP (see `with_hook`); "" for an algorithm.
-        period: steps after which the exchange repeats.
-        free: ranks do not wait for each other, so that a training's result depends on the network.
-        source: the digest of the user's module.
-    """
-
-    name: str
-    algorithm: str = ""
-    optimizer: str = "adamw"
-    lr: float | None = None
-    peer: str = ""
-    period: int = 1
-    free: bool = False
-    source: str = ""
+    name: str  # as it stands in tables and pictures
+    algorithm: str = ""  # "module:name" or an expression, as `names.algorithm` reads them; "" for a peer
+    optimizer: str = "adamw"  # one of `training.OPTIMIZERS`; "sgd" for algorithms that have their own
+    lr: float | None = None  # the learning rate of the first trial; None for that of the task
+    peer: str = ""  # a hook of torch's DDP (see `with_hook`); "" for an algorithm
+    period: int = 1  # steps after which the exchange repeats
+    free: bool = False  # ranks do not wait for each other, so that a training's result depends on the network
+    source: str = ""  # the digest of the user's module
 
     @contextlib.contextmanager
     def train(

@@ -41,16 +41,11 @@ class Training(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """A task. The learning rate rises for `warmup` steps and then stays, so that losses at all steps compare.
+    """A task. The learning rate rises for `warmup` steps and then stays, so that losses at all steps compare."""
 
-    Attributes:
-        place: "module:function". The function of (seed, rank, number of ranks) returns a `Training`.
-        every: steps between validations.
-    """
-
-    place: str = GPT
+    place: str = GPT  # "module:function"; the function of (seed, rank, number of ranks) returns a `Training`
     warmup: int = 50
-    every: int = 50
+    every: int = 50  # steps between validations
 
     def begin(self, seed: int, rank: int, ranks: int) -> Training:
         """Call the function; raise a TypeError that names it if it does not return a training."""

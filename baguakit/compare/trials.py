@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, NamedTuple
 
-from ..arguments import Range, check_fields
+from ..arguments import Positive, Range, check_fields
 from ..comm import Comm
 from ..ranks import RankError, Ranks
 from .contenders import DDP, Contender
@@ -36,29 +36,19 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True)
 class Comparison:
-    """The contenders, and how they are compared.
+    """The contenders, and how they are compared."""
 
-    Attributes:
-        contenders: DDP, whose losses are the targets, is among them.
-        hosts, rate: the number of ranks, and the rate at which each may send, such as "100mbit".
-        seeds: of whole trainings: 1, 2, …
-        steps, longest: of DDP's whole trainings, and of the others', so that they reach its last loss later.
-        trials, tried: of learning rates for each contender, with the first seed, and the steps of a trial.
-        lr: the learning rate of the first trial of a contender that has none of its own.
-        timed: steps that are timed, and at least two periods of the exchange.
-    """
-
-    contenders: tuple[Contender, ...]
+    contenders: tuple[Contender, ...]  # among them DDP, whose losses are the targets
     task: Task
-    hosts: Annotated[int, Range(2)] = 4
-    rate: str = "100mbit"
-    seeds: Annotated[int, Range(1)] = 1
-    steps: Annotated[int, Range(4)] = 180
-    longest: Annotated[int, Range(4)] = 270
-    trials: Annotated[int, Range(1)] = 3
-    tried: Annotated[int, Range(1)] = 60
-    lr: float = 5e-4
-    timed: Annotated[int, Range(1)] = 20
+    hosts: Annotated[int, Range(2)] = 4  # the number of ranks
+    rate: str = "100mbit"  # at which each may send
+    seeds: Positive = 1  # of whole trainings: 1, 2, …
+    steps: Annotated[int, Range(4)] = 180  # of DDP's whole trainings
+    longest: Annotated[int, Range(4)] = 270  # of the others', so that they reach its last loss later
+    trials: Positive = 3  # of learning rates for each contender, with the first seed
+    tried: Positive = 60  # the steps of a trial
+    lr: float = 5e-4  # the learning rate of the first trial of a contender that has none of its own
+    timed: Positive = 20  # steps that are timed, and at least two periods of the exchange
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -130,19 +130,15 @@ class Unit:
 
     Torch documents how to hook a module, but not which modules share one reduction (`fully_shard([a, b])`), nor the
     layout of parameters in the tensor that a hook gets. `units_of` alone reads both from FSDP2's internal objects.
-
-    Attributes:
-        name, module: the module that takes the hooks, the first if the call was given several.
-        group, ranks: the process group in which FSDP shards the parameters, and its ranks.
-        shards: {meta tensor: name}. The meta tensors have the shapes of the padded shards of trainable parameters, in
-            the order of the gradients that a hook gets; complex shards have pairs of real values. If FSDP has not
-            scattered the gradients, the shards of the first rank come first, then all shards of the second, and so on.
     """
 
     name: str
-    module: Any
-    group: Any
-    ranks: list[int]
+    module: Any  # that takes the hooks: the first if the call was given several
+    group: Any  # in which FSDP shards the parameters
+    ranks: list[int]  # of the group
+    # {meta tensor: name}. The meta tensors have the shapes of the padded shards of trainable parameters, in the order
+    # of the gradients that a hook gets; complex shards have pairs of real values. If FSDP has not scattered the
+    # gradients, the shards of the first rank come first, then all shards of the second, and so on.
     shards: dict[Tensor, str]
 
 

@@ -111,22 +111,15 @@ class Runtime(Generic[AnySetup]):
     Collective. If the constructor fails, all ranks raise the error, and everything made so far is closed. `kind` is the
     kind of hooks; the name that ranks agree on begins with it. `make` makes the setup of this rank, and raises if
     `timeout` is invalid. `aborted` is called on any thread when the groups have been aborted.
-
-    Attributes:
-        setup: the setup, the same on all ranks.
-        channels: a channel for work that ends within a step and, if a rule needs one, a channel for longer flights.
-        host: a channel that sends CPU tensors, if a rule is free-running; else None.
-        weighing: another, for the weights of ranks, if functions give them; else None.
-        over: whether the runtime has ended.
     """
 
     def __init__(
         self, kind: str, make: Callable[[], AnySetup], comm: Comm, timeout: Any, aborted: Callable[[], None]
     ) -> None:
         self.comm, self.over, self._aborted = comm, False, aborted
-        self.channels: list[Channel] = []
-        self.host: Channel | None = None
-        self.weighing: Channel | None = None
+        self.channels: list[Channel] = []  # for work that ends within a step and, if a rule needs one, longer flights
+        self.host: Channel | None = None  # sends CPU tensors, if a rule is free-running
+        self.weighing: Channel | None = None  # sends the weights of ranks, if functions give them
         self.name, self.monitor = start_monitor(comm, kind, timeout, self._abort, lambda: error_in(self.groups()))
         comm.membership.watch(self.monitor)
         try:

@@ -10,7 +10,6 @@ import contextlib
 import json
 import uuid
 from collections.abc import Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,7 +55,10 @@ class Publisher:
         self.copies = {}  # after an error, the next version is a whole copy
         packet = packed(self.tensors, copies, self.run, start, self.version + 1)
         self.version += 1
-        whole = partial(whole_copy, copies, self.run, self.version)
+
+        def whole() -> Tensor:  # the packet that leads from nothing to this version
+            return packed(copies, empty_like(copies), self.run, NOTHING, self.version)
+
         self.place.add(packet, self.run, self.version, start == NOTHING, whole)
         self.copies = copies
         return self.version
@@ -179,11 +181,6 @@ def packed(tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor], run: str
     head = sealed(torch.frombuffer(bytearray(line + b" " * (-len(line) % 16)), dtype=torch.uint8))
     length = torch.frombuffer(bytearray(len(head).to_bytes(16, "little")), dtype=torch.uint8)
     return torch.cat([length, head, *parts])
-
-
-def whole_copy(tensors: Mapping[str, Tensor], run: str, version: int) -> Tensor:
-    """Return the packet that leads from nothing to a version."""
-    return packed(tensors, empty_like(tensors), run, NOTHING, version)
 
 
 @contextlib.contextmanager

@@ -90,29 +90,18 @@ def scaler(algorithm: Algorithm, **options: Any) -> torch.amp.GradScaler:
 
 @dataclass(frozen=True)
 class Course:
-    """A way to train.
+    """A way to train."""
 
-    Attributes:
-        steps: the number of batches.
-        stops: the steps before which all is saved, and taken up by a new model, optimizer and attachment.
-        bucket_bytes: of the attachments, in turn.
-        without: batches that no rank sees.
-        overflows, fails: batches with which rank 1 has an infinite loss, or an error in its backward.
-        scale: of the loss, with a gradient scaler; `passed`: the attachment is given it.
-        batches: the number of batches of each rank, inside `att.join()`.
-        zeros: instead of joining, a rank that has run out has zero gradients (True) or none (False).
-    """
-
-    steps: int = 8
-    stops: tuple[int, ...] = ()
-    bucket_bytes: tuple[int, ...] = (200,)
-    without: tuple[int, ...] = ()
-    overflows: tuple[int, ...] = ()
-    fails: tuple[int, ...] = ()
-    scale: float | None = None
-    passed: bool = True
-    batches: tuple[int, ...] | None = None
-    zeros: bool | None = None
+    steps: int = 8  # the number of batches
+    stops: tuple[int, ...] = ()  # the steps before which all is saved, and taken up by a new model and attachment
+    bucket_bytes: tuple[int, ...] = (200,)  # of the attachments, in turn
+    without: tuple[int, ...] = ()  # batches that no rank sees
+    overflows: tuple[int, ...] = ()  # batches with which rank 1 has an infinite loss
+    fails: tuple[int, ...] = ()  # batches with which rank 1 has an error in its backward
+    scale: float | None = None  # of the loss, with a gradient scaler
+    passed: bool = True  # the attachment is given the scaler
+    batches: tuple[int, ...] | None = None  # the number of batches of each rank, inside `att.join()`
+    zeros: bool | None = None  # instead of joining, a rank that has run out has zero gradients (True) or none (False)
 
     def run(self, algorithm: Algorithm) -> dict[str, Tensor]:
         """Train on this rank; return the weights, and all that optimizer and attachment remember."""
