@@ -29,11 +29,7 @@ def first_of(commands: Sequence[str]) -> str | None:
 
 
 def compile_to(out: Path, source: Path, commands: Sequence[Sequence[str]], libraries: Sequence[str] = ()) -> None:
-    """Compile a C file by the first of some commands that does not fail.
-
-    Raises:
-        RuntimeError: all commands fail; the message has the output of the last.
-    """
+    """Compile a C file by the first command that does not fail; raise a RuntimeError with the output of the last."""
     for command in commands:
         line = [*command, str(source), "-o", str(out), *libraries]
         run = subprocess.run(line, capture_output=True, text=True, errors="replace", timeout=300)
@@ -46,10 +42,7 @@ def compile_to(out: Path, source: Path, commands: Sequence[Sequence[str]], libra
 def kept(path: Path, depends: Sequence[bytes], make: Callable[[Path], object]) -> Iterator[Path]:
     """Yield the library of a folder that has the stem of `path` and depends on these bytes; `make` it if it is missing.
 
-    The path that is yielded is valid in this process and within the `with` block only.
-
-    Raises:
-        OSError: the folder cannot be made, or others have access to it.
+    The path is valid in this process and this `with` block only. Raise an OSError if the folder is not private.
     """
     name = f"{path.stem}-{_hash(b''.join(depends))}"
     with private(path.parent) as folder, contextlib.nullcontext() if _find(folder, name) else _alone(folder, path.stem):

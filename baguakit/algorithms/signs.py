@@ -179,11 +179,7 @@ def lion_vote(betas: Betas = (0.9, 0.99)) -> Algorithm:
 
 @dataclass(frozen=True, repr=False)
 class InCosines(Around):
-    """x ← Tᵀ inner(T x), computed in fp32;  x ← inner(x) on one rank. See the module for the equations.
-
-    Raises:
-        TypeError: `inner` needs shapes, or has a state, which could not be transferred to other buckets.
-    """
+    """x ← Tᵀ inner(T x), in fp32;  x ← inner(x) on one rank: see the module. `inner` needs neither shapes nor state."""
 
     copies: ClassVar[float] = 60  # three transforms of 20 each, on one thread of a CPU
     needs_shapes: ClassVar[bool] = True

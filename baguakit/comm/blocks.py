@@ -63,10 +63,7 @@ class CannotReach(Exception):
 def together(group: Any, rank: int, steps: Steps) -> Any:
     """Return what `steps` return, which has `release()`. If they fail on a rank, undo them on all. Collective.
 
-    Sentences call this rank `rank`.
-
-    Raises:
-        CannotReach: they failed on a rank. All ranks raise it.
+    Then all raise a CannotReach, in which this rank is called `rank`.
     """
     heard, said, made, done = None, None, None, False
     while not done:

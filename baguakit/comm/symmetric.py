@@ -172,11 +172,7 @@ class NodeMemory:
 
 
 def node_of(comm: Any) -> NodeMemory:
-    """Return the memory of this rank's node, which is made with the first exchange.
-
-    Raises:
-        ValueError: the group sends no CUDA tensors by NCCL, or this torch is for AMD's GPUs.
-    """
+    """Return the memory of this rank's node, made with the first exchange; raise a ValueError if that is impossible."""
     part, group = (FLAT, comm.group) if comm._parts is None else (INTRA, comm._parts[0])
     if torch.version.hip:
         raise ValueError("kernels=True runs on NVIDIA's GPUs only, so far, and this torch is for AMD's; leave it out")

@@ -21,11 +21,7 @@ Weights = tuple[Row, ...]  # of all ranks, by rank: not all equal; their sum is 
 
 
 def weights_of(rows: Sequence[Row]) -> Weights | None:
-    """Return the weights of a group, divided by their sum; None if all are equal, also if all are 0.
-
-    Raises:
-        ValueError: a weight is negative, infinite or NaN; the error names the rank.
-    """
+    """Return the weights of a group, of the sum 1; None if all are equal. Raise a ValueError if one is impossible."""
     for rank, (weight, *_) in enumerate(rows):
         if not 0 <= weight < inf:
             raise ValueError(f"the weight of rank {rank} is a finite number, 0 or more, not {weight}")

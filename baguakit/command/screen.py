@@ -17,11 +17,7 @@ def say(text: str = "", **options: Any) -> None:
 
 
 class Table:
-    """A table that is printed row by row.
-
-    Args:
-        columns: {head: format}. A head has one or more lines. The format is for the cells, such as "<28" or ">10".
-    """
+    """A table that is printed row by row. `columns` is {head, of one or more lines: format, such as "<28" or ">10"}."""
 
     def __init__(self, columns: Mapping[str, str]) -> None:
         self._formats = list(columns.values())

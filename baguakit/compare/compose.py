@@ -126,11 +126,7 @@ def time_to(row: Row, goal: float) -> str:
 
 
 def draw(found: Sequence[Row], goal: float, title: str, label: str, paths: Sequence[Path]) -> None:
-    """Draw the loss, called `label`, against seconds and bytes, and save the picture at each of `paths`.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
-    """
+    """Draw the loss, called `label`, against seconds and bytes, and save the picture at each of `paths`."""
     figure = blank(9, 4.5)
     panels = figure.subplots(1, 2, sharey=True)
     for axes, words, part in zip(panels, ("seconds", "MB sent by a rank"), ("step", "sent"), strict=True):

@@ -83,12 +83,9 @@ KNOWN |= {name: Contender(name, f"{name}()", "sgd", 0.05) for name in OWN_STEP}
 
 
 def contender(text: str, **options: Any) -> Contender:
-    """Return the contender of a name ("ddp", "bytegrad"), an expression, or "module:name".
+    """Return the contender of a name ("ddp", "bytegrad"), an expression, or "module:name"; raise a ValueError if none.
 
     `options` are its `optimizer` and `lr`, if they are not those of the name.
-
-    Raises:
-        ValueError: `text` is none of them.
     """
     if not set(text) & set("(:") and text not in (names := {**KNOWN, **dict.fromkeys(algorithms.__all__)}):
         some = ", ".join(names)

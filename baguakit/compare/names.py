@@ -21,11 +21,7 @@ ALLOWED = (
 
 
 def named(place: str, what: str = "it") -> Any:
-    """Return the object at "module:name"; the module may be a file in the current folder.
-
-    Raises:
-        ValueError: there is no such module or name, or importing the module raises. The message calls it `what`.
-    """
+    """Return the object at "module:name", perhaps of a file in this folder; raise a ValueError that calls it `what`."""
     if not all(place.partition(":")):
         raise ValueError(f"{what} is given as module:name, such as train:make_model, not {place!r}")
     if os.getcwd() not in sys.path:  # `python -m` adds it, and the console script does not
@@ -61,13 +57,10 @@ def split(text: str) -> list[str]:
 
 
 def algorithm(text: str) -> Algorithm:
-    """Return the algorithm of "module:name", a value or function, or of an expression such as "bytegrad(UInt4())".
+    """Return the algorithm of "module:name" or of an expression such as "bytegrad(UInt4())"; else raise a ValueError.
 
     An expression has names of `bk.algorithms`, `stages`, `compressors`, `topology` and `rules`, calls, numbers,
     strings, tuples and arithmetic. Nothing else is evaluated. A function may be given without parentheses.
-
-    Raises:
-        ValueError: `text` is not an algorithm.
     """
     try:
         value = named(text, "an algorithm") if ":" in text else _value(text)

@@ -109,11 +109,7 @@ def packed(engine: Engine, kept: Kept | None) -> Tensor:
 
 @torch.no_grad()
 def unpacked(engine: Engine, state: Tensor) -> Kept:
-    """Load the bytes `state` of another rank, and return the `Kept` in them. A peer's bytes cannot run code.
-
-    Raises:
-        pickle.UnpicklingError: the state holds objects other than tensors and plain values.
-    """
+    """Load the bytes `state` of another rank, and return the `Kept` in them. They hold tensors and plain values."""
     setup, found = engine.setup, torch.load(io.BytesIO(state.numpy().tobytes()), map_location="cpu", weights_only=True)
     for name, x in (*setup.model.named_parameters(), *setup.model.named_buffers()):
         local(x).copy_(found["model"][name])

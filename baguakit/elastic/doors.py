@@ -103,11 +103,7 @@ def is_open(made: socket.socket) -> bool:
 
 
 def own_address() -> str:
-    """Return the address that gloo uses: that of GLOO_SOCKET_IFNAME, else of the host's name, else 127.0.0.1.
-
-    Raises:
-        OSError, ImportError: the interface has no IPv4 address, or this is Windows, where it is not known.
-    """
+    """Return the address that gloo uses: that of GLOO_SOCKET_IFNAME, else of the host's name, else 127.0.0.1."""
     for name in filter(None, os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")):
         import fcntl
 

@@ -77,11 +77,7 @@ class Settings:
 
 
 def endpoint_of(endpoint: str, least: int = 1) -> tuple[str, int]:
-    """Return the host and the port of "host:port", "[::1]:port" or "host".
-
-    Raises:
-        ValueError: `endpoint` has another form, or its port is not from `least` to 65535.
-    """
+    """Return the host and port (`least` to 65535) of "host:port", "[::1]:port" or "host"; else raise a ValueError."""
     found = ENDPOINT.fullmatch(endpoint)
     if found is None or not least <= int(found["port"] or PORT) <= 65535:
         raise ValueError(
@@ -152,11 +148,7 @@ class Rendezvous:
         self._enough: float | None = None  # when the least had come
 
     def wait(self, look: Callable[[], None]) -> tuple[Member, ...]:
-        """Wait until the meeting is closed, and return the members of the round. If `look()` raises, stop waiting.
-
-        Raises:
-            ValueError: this process has other settings than the members of the group.
-        """
+        """Wait until the meeting is closed, or `look()` raises. Return the members, or raise if settings differ."""
         pause, has_come = POLL, False
         try:
             while not self.here.check(["closed"]):

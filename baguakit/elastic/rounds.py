@@ -242,13 +242,10 @@ class Rounds:
         abort_all([self.group])
 
     def during(self, work: Callable[[], Any], group: Any) -> Any:
-        """Run the collective `work`, and return its result. If the round ends, raise an error at once.
+        """Run the collective `work`, and return its result. If the round ends, raise a PeerError at once.
 
         `work` runs on a thread, because gloo's waits do not end when a group is aborted. On a GPU the host waits for
         `work` if `group` is the group of the round. The attachments use other groups, and their monitors wait.
-
-        Raises:
-            PeerError: the round is over, or ends meanwhile.
         """
         result: Future[Any] = Future()
         stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None  # it belongs to this thread

@@ -57,9 +57,7 @@ class Judge:
     def sentence(self, mine: Record, records: dict[int, Record]) -> str | None:
         """Return a sentence that names the rank at fault, "" if none can be named yet, or None if no rank waits.
 
-        Args:
-            mine: the record of this rank.
-            records: the records of all other ranks that have written one.
+        `mine` is the record of this rank; `records` has those of all others that have written one.
         """
         here = {self.rank: mine, **records}
         awaited = _awaited(here)

@@ -318,12 +318,7 @@ def _operator(
 
 
 def check_columns(columns: Columns, names: dict[str, str], drawn: bool, packed: bool = False) -> Columns:
-    """Return the columns if they fit each other. Errors call u and v by `names`. If `packed`, column g is not checked.
-
-    Raises:
-        TypeError: a tensor is not dense, or has a dtype that cannot be stepped (if `drawn`, with random rounding).
-        ValueError: counts, sizes, layouts or devices differ, p[i] needs no master, or a written tensor shares memory.
-    """
+    """Return the columns if they fit each other, else raise. Errors call u and v by `names`; packed g is not."""
     weights, named = columns["p"], {}
     for name, column in ((names.get(at, at), columns[at]) for at in columns if at != "g" or not packed):
         if len(column) != len(weights):

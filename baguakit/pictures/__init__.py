@@ -48,11 +48,7 @@ SAME = {"gradient_allreduce": "DDP", "ddp": "DDP", "DeMo": "decoupled_momentum"}
 
 
 def blank(width: float, height: float) -> "Figure":
-    """Return an empty figure of `width` by `height` inches.
-
-    Raises:
-        ModuleNotFoundError: matplotlib is not installed.
-    """
+    """Return an empty figure of `width` by `height` inches; raise if matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ModuleNotFoundError as missing:

@@ -150,12 +150,8 @@ ERROR = "error"  # in place of the digest of a rank that could not make its setu
 def agree(monitor: Monitor, make: Callable[[], AnySetup], label: str = "attach()", verb: str = "attach") -> AnySetup:
     """Make and return this rank's setup, after a comparison of all ranks' setups through the store. Collective.
 
-    Errors name this call by `label`, and the action of the ranks by `verb`.
-
-    Raises:
-        ValueError: two setups differ, or `make` has raised on another rank. All ranks raise it.
-        Exception: the error of `make` on this rank.
-        PeerError: a rank did not make this call within the timeout.
+    If two differ, or `make` has raised on another rank, all raise a ValueError; if a rank does not come in time, a
+    PeerError. Errors name this call by `label`, and the action of the ranks by `verb`.
     """
     collective = Collective(label=label)
     key = f"agree/{monitor.launched(0, collective).number}"

@@ -92,12 +92,9 @@ class Channel:
         return collective
 
     def together(self, label: str, work: Callable[[Comm], Any], meet: bool = False) -> Any:
-        """Run `work(comm)` on the lane, wait for its result, and return the result. All ranks call this.
+        """Run `work(comm)` on the lane, and return its result, or raise a PeerError that names a rank. Collective.
 
         With `meet`, the lane first waits for all ranks, and on CUDA the host waits until the device has finished.
-
-        Raises:
-            PeerError: the network failed or a rank did not come; the error names the rank at fault.
         """
         collective = self.begin(label, work, meet)
         if meet and collective.flight.on_device:  # a user's call: the user may save the result
@@ -214,10 +211,7 @@ def start_monitor(
 ) -> tuple[str, Monitor]:
     """Return the name of these hooks, which begins with `kind` and is equal on all ranks, and the started monitor.
 
-    An invalid `timeout` raises no error in this function; later the setup raises the error on all ranks.
-
-    Raises:
-        PeerError: the store does not answer.
+    Raise a PeerError if the store does not answer. For an invalid `timeout`, the setup will raise, on all ranks.
     """
     try:
         time_limit = as_time(timeout)

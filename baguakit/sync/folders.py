@@ -32,11 +32,7 @@ class Folder:
         self.path, self.most, self.since = path, most, 0
 
     def begin(self) -> int:
-        """Make the folder, remove what a publisher that was killed had begun; return the newest version, or −1.
-
-        Raises:
-            RuntimeError: another publisher writes there.
-        """
+        """Make the folder, remove what a killed publisher had begun; return the newest version, or −1."""
         self.path.mkdir(parents=True, exist_ok=True)
         lock = os.open(self.path / "publisher.lock", os.O_WRONLY | os.O_CREAT)
         weakref.finalize(self, os.close, lock)  # until then the lock is held

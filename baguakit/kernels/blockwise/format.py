@@ -181,11 +181,7 @@ class Format:
 
 
 def twin_of(format: Format) -> ModuleType:
-    """Return the module with the Triton functions of a format.
-
-    Raises:
-        NotImplementedError: there is no such module.
-    """
+    """Return the module with the Triton functions of a format; raise a NotImplementedError if there is none."""
     name = f"{type(format).__module__}_gpu"
     if find_spec(name) is None:
         raise NotImplementedError(
