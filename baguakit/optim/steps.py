@@ -318,7 +318,7 @@ def _operator(
 
 
 def check_columns(columns: Columns, names: dict[str, str], drawn: bool, packed: bool = False) -> Columns:
-    """Return the columns if they fit each other, else raise. Errors call u and v by `names`; packed g is not."""
+    """Return the columns if they fit, else raise. Errors call u and v by `names`; packed g is not checked."""
     weights, named = columns["p"], {}
     for name, column in ((names.get(at, at), columns[at]) for at in columns if at != "g" or not packed):
         if len(column) != len(weights):

@@ -232,7 +232,9 @@ class Ranks:
         return f"<Ranks({self.size}), closed: run() starts new processes>" if self._closed else f"Ranks({self.size})"
 
     def __reduce__(self) -> Any:
-        raise TypeError("it refers to the Ranks, which do not exist on a rank; use bk.Comm().rank and .size there")
+        raise TypeError(
+            "it refers to the Ranks, which do not exist on a rank; use bk.Comm().rank and bk.Comm().size there"
+        )
 
 
 class Process:
