@@ -139,11 +139,7 @@ class Network(Declared):
 
     @checked
     def link(self, part: str, flows: int = 1) -> Link:
-        """Return the link of a part of the network, over a number of flows.
-
-        Raises:
-            ValueError: this link has not been measured.
-        """
+        """Return the link of a part of the network over some flows; raise a ValueError if it has not been measured."""
         found = {(link.part, link.flows): link for link in self.links}
         if (part, flows) not in found:
             known = ", ".join(f"{part} over {flows}" for part, flows in found) or "nothing"
@@ -159,11 +155,7 @@ class Network(Declared):
 
     @checked
     def codec(self, compressor: Compressor) -> Codec:
-        """Return the speed of a compressor.
-
-        Raises:
-            ValueError: the compressor has not been measured.
-        """
+        """Return the speed of a compressor; raise a ValueError if it has not been measured."""
         found = {codec.name: codec for codec in self.codecs}
         if (name := repr(compressor)) not in found:
             raise ValueError(f"nothing is known of the speed of {name}; probe it with compressors=[{name}, …]")
@@ -183,11 +175,7 @@ class Network(Declared):
     @classmethod
     @checked
     def from_json(cls, text: str) -> "Network":
-        """Read the text that `to_json` wrote.
-
-        Raises:
-            ValueError: `to_json` did not write this text.
-        """
+        """Read the text that `to_json` wrote; raise a ValueError for any other text."""
 
         def part(found: dict[str, Any]) -> Any:
             kind: Any = Line if "beta" in found else Link if "part" in found else Codec if "compress" in found else dict

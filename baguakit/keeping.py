@@ -41,11 +41,7 @@ def finite_in_two(x: Tensor) -> Tensor:
 
 
 def update_if_finite_(state: Tensor, new: Tensor, where: Tensor) -> Tensor:
-    """Return `state`, set to `new` if the bool `where` is true. With a `Joint`, `Joint.settle` sets it later.
-
-    Raises:
-        ValueError: `where` is not one bool, or `new` is not of the shape of `state`.
-    """
+    """Set `state` to `new`, of its shape, if the one bool `where` is true, and return it. A `Joint` sets it later."""
     if where.numel() != 1:
         raise ValueError(message("where", "one bool, such as stages.finite returns", where))
     if new.shape != state.shape:

@@ -154,11 +154,7 @@ class Rule(Algorithm):
         return bool(first <= step)
 
     def exchanges(self, step: int) -> bool:
-        """Return whether the rule exchanges in this step.
-
-        Raises:
-            ValueError: an object with `due(step, comm)` decides during training.
-        """
+        """Return whether the rule exchanges in this step; raise a ValueError if `due` decides during training."""
         if self.decides:
             raise ValueError(f"{self!r} decides during training when it exchanges; no step is known before")
         if not self.acts(step):

@@ -50,10 +50,8 @@ class Fragment(Declared):
     """Part `k` of the parameters, divided into `of` parts of similar size: a value of `where=`.
 
     Parameters of one module stay together. Modules are assigned in the order of decreasing size, each to the part that
-    is smallest so far, so that modules of equal sizes (the layers of a transformer) go to the parts in turn.
-
-    Raises:
-        ValueError: `k` is not 0 to `of` − 1.
+    is smallest so far, so that modules of equal sizes (the layers of a transformer) go to the parts in turn. Raises a
+    ValueError if `k` is not 0 to `of` − 1.
     """
 
     k: Natural

@@ -131,11 +131,8 @@ class TrackedMean(Around):
     one rank, x ← v. The state is fp32 for any dtype of x. A result that is not finite is passed on, and not kept.
 
     Args:
-        inner: a lossy average, such as `SparseMean(TopK(0.01))`.
+        inner: a lossy average, such as `SparseMean(TopK(0.01))`; not one that is lossy between nodes only.
         momentum: μ, from 0 to less than 1.
-
-    Raises:
-        TypeError: `inner` is not lossy, or is lossy between nodes only.
     """
 
     momentum: Decay = 0.0

@@ -159,10 +159,7 @@ class Attachment(Attached):
         have not ended are left out. On CUDA, times are measured on the device, and a call synchronises.
 
         Args:
-            steps: the number of latest steps, at least 1; None: all.
-
-        Raises:
-            RuntimeError: the attachment is detached.
+            steps: the number of latest steps, at least 1; None: all. Once detached, this raises a RuntimeError.
         """
         engine = self._life
         if engine.runtime.over:

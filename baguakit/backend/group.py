@@ -288,9 +288,6 @@ def register(policy: Policy | None = None) -> None:
 
     Args:
         policy: which collectives are compressed; None for `Policy()`.
-
-    Raises:
-        TypeError: `policy` is not a Policy.
     """
     _chosen[0] = Policy() if policy is None else instance("policy", policy, Policy, "a bk.backend.Policy")
     if NAME not in dist.Backend.backend_list:

@@ -123,13 +123,9 @@ class Followed(Generic[T]):
         return now.drawn if now.base is None else max(0, min(now.drawn, now.base + self._count()))
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the order of the next pass. All ranks call this before each pass. A loaded state's epoch is continued.
+        """Choose the order of the pass of `epoch`. All ranks call this before each pass. A loaded epoch is continued.
 
-        Args:
-            epoch: the number of the epoch.
-
-        Raises:
-            ValueError: this rank has joined the training in an epoch after `epoch`. Begin with `sampler.epoch`.
+        Raises a ValueError if this rank has joined the training in a later epoch. Begin with `sampler.epoch`.
         """
         epoch = integer("epoch", epoch, 0)
         if epoch < self._from:

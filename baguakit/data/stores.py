@@ -105,10 +105,7 @@ class MemoryStore(Store):
     A full store keeps its samples and takes no new ones: LRU eviction would remove the sample that is needed next.
 
     Args:
-        capacity_bytes: the limit, in bytes of encoded samples; None for no limit.
-
-    Raises:
-        TypeError, ValueError: `capacity_bytes` is not a whole number of at least 1.
+        capacity_bytes: the limit, in bytes of encoded samples, 1 or more; None for no limit.
     """
 
     shared = False

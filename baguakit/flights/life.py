@@ -322,10 +322,8 @@ class Attached:
         """Return the state of the rules: tensors by parameter name, and counters. Local.
 
         Each rank saves its own state. The tensors are copies, which `torch.load(weights_only=True)` accepts. Waits for
-        flights in the air and saves their results; flights of free-running rules are left out.
-
-        Raises:
-            PeerError: a rank is at fault; on a GPU, an unfinished sum may have reached the state.
+        flights in the air and saves their results; flights of free-running rules are left out. Raises a PeerError if a
+        rank is at fault: on a GPU, an unfinished sum may have reached the state.
         """
         self._life.check()
         return sealed(self._life.state_dict(), self._life.runtime)

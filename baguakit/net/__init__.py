@@ -46,7 +46,6 @@ def build(out: str | os.PathLike[str] | None = None, *, compiler: str | None = N
         flags: further flags of the compiler.
 
     Raises:
-        TypeError: an argument has the wrong type.
         ValueError: there is no compiler, or the system is not Linux.
         RuntimeError: the compiler failed; the message has the compiler's output.
         OSError: the directory cannot be written, or `out` is None and others have access to the directory of the cache.

@@ -44,7 +44,6 @@ def fuse(optimizer: Optimizer, elementwise: bool = False) -> Optimizer:
             gradient and state, not on norms or shapes of whole tensors, nor on random numbers.
 
     Raises:
-        TypeError: `optimizer` is not a `torch.optim.Optimizer`.
         ValueError: the optimizer is not known to be element-wise, or one of its options prevents fusing.
     """
     name = type(optimizer).__name__

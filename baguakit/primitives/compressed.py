@@ -90,11 +90,8 @@ def mean_(x: Tensor, comm: Comm) -> Tensor:
     the factor is w_r / Σ_j w_j, and NCCL sends the products.
 
     Args:
-        x: a floating tensor of any shape, or a list of them; overwritten and returned.
+        x: a dense floating tensor of any shape (else a TypeError), or a list of them; overwritten and returned.
         comm: the group. With one rank nothing happens.
-
-    Raises:
-        TypeError: a tensor is not floating, or is sparse.
     """
     check_comm(comm)
     one_hop = fits_one_hop(x.numel(), x.nbytes, comm.size)

@@ -82,12 +82,9 @@ def launch(
 
     Args:
         stage: the stage, such as `stages.Mean()`.
-        x: a floating, contiguous tensor. It is only read.
+        x: a dense floating tensor (else a TypeError). It is only read.
         comm: the group, at the round to use: `comm.at(round)`.
         state: the state of the stage, as its `init(Bucket.of(x), comm)` returned it; None: a new state.
-
-    Raises:
-        TypeError: `x` is not floating, or is sparse.
     """
     check_averageable(x)
     check_comm(comm)

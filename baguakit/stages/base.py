@@ -95,11 +95,7 @@ class Stage(Doors):
         yield  # it is a generator
 
     def cost(self, load: Load, place: Place) -> Cost:
-        """Return the cost of one flight of `load` over `place`. `bk.tune` uses it to predict the time of steps.
-
-        Raises:
-            TypeError: this stage declares no cost.
-        """
+        """Return the cost of one flight of `load`, for `bk.tune`; raise a TypeError if this stage declares none."""
         raise TypeError(f"{type(self).__name__} has no cost: give it a method cost(load, place) that returns a Cost")
 
     def prepare(self, x: Tensor, comm: Comm) -> None:

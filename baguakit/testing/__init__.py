@@ -78,11 +78,7 @@ def check_algorithm(algorithm: Algorithm, skip: Sequence[str] = ()) -> None:
 
 
 def checks_of(part: Any) -> list[Check]:
-    """Return the checks that apply to a part, in the order in which they run.
-
-    Raises:
-        TypeError: `part` is not a compressor, a topology, a stage or an algorithm.
-    """
+    """Return the checks of a compressor, topology, stage or algorithm, in order; raise a TypeError for other things."""
     for kinds, checks in KINDS:
         if isinstance(part, kinds):
             return [each for each in checks if each.applies(part)]

@@ -148,10 +148,8 @@ class Topology(ABC):
 
             ρ = ‖W_τ−1 ⋯ W_1 W_0 − J‖₂ ^ (1/τ),     τ the period, W_t the matrix of round t, J = 11ᵀ/n, n ranks
 
-        A gap of 1 means the exact mean within one period. A gap of 0 means that some distances never shrink.
-
-        Raises:
-            ValueError: the matrices are not doubly stochastic.
+        A gap of 1 means the exact mean within one period. A gap of 0 means that some distances never shrink. Raises a
+        ValueError if the matrices are not doubly stochastic.
         """
         if not self.doubly_stochastic(size := self._ranks(size)):
             raise ValueError(f"{self!r} is not doubly stochastic for {size} ranks: it does not preserve the mean")
