@@ -28,6 +28,7 @@ class Trainee:
         steps: when it had made a step, the number of the step, and how many ranks there were.
         changes: when the group had changed, the step, and the digest of its weights.
         weights: its latest, if it has been asked.
+        waiting: its steps since it last contributed to a round that does not wait.
         ended: when it was killed; None if it lives.
     """
 
@@ -38,6 +39,7 @@ class Trainee:
     steps: list[tuple[float, int, int]] = field(default_factory=list)
     changes: list[tuple[float, int, str]] = field(default_factory=list)
     weights: Any = None
+    waiting: int = 0
     ended: float | None = None
 
     def hear(self) -> None:
@@ -56,6 +58,8 @@ class Trainee:
             self.steps.append((at, *said))
         elif word == "change":
             self.changes.append((at, *said))
+        elif word == "waiting":
+            self.waiting = said[0]
         elif word == "weights":
             self.weights = said[0]
 
@@ -95,7 +99,13 @@ class Crew:
     def start(self, host: int) -> Trainee:
         """Start a process on a host."""
         here, there = context.Pipe()
-        words = (there, self.lab.namespace(host), self.lab.environment(host), self.endpoint, dict(self.cell))
+        words = (
+            there,
+            self.lab.namespace(host),
+            self.lab.environment(host),
+            self.endpoint,
+            {**self.cell, "host": host},
+        )
         process = context.Process(target=trainer.train if self.ours else torchft_peer.train, args=words)
         process.start()
         there.close()

@@ -43,10 +43,13 @@ def train(say: Any, namespace: Path, environment: Mapping[str, str], endpoint: s
         att.on_regroup(changed.append)
         att.on_regroup(lambda _: say.send(("change", time.time(), att.step, digest(flat(model)))))
         while True:
-            before = att.step
+            before, until = att.step, time.monotonic() + (cell["slept"][cell["host"]] if "slept" in cell else 0.0)
             with att.recoverable():
                 step(model, optimizer, teacher, seed=before << 16 | os.getpid())
+            time.sleep(max(0.0, until - time.monotonic()))
             if att.step > before:
+                if att._life.free:
+                    say.send(("waiting", time.time(), att._life.free.paces[0].steps))
                 say.send(("step", time.time(), att.step, att.ranks))
             if say.poll():
                 say.recv()

@@ -76,6 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", nargs="*", metavar="NAME", help="contenders to train, after DDP")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--a-host", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -88,7 +89,7 @@ def main() -> None:
         dist.barrier()
         return
     rows = []
-    for name in CONTENDERS:
+    for name in [each for each in CONTENDERS if options.only is None or each in ("DDP", *options.only)]:
         words = [sys.executable, "-m", "bench.frontier.speeds", "--seconds", str(options.seconds)]
         with Lab(len(SPEEDS), RATE) as lab:
             ended = lab.start([*words, "--seed", str(options.seed), "--a-host", name]).wait(3 * options.seconds + 120)

@@ -1,5 +1,6 @@
 """DiLoCo, DCD and CHOCO against their equations."""
 
+import contextlib
 from dataclasses import dataclass
 
 import pytest
@@ -59,6 +60,20 @@ def test_diloco_is_its_equation(outer, options):
         )
 
     torch.testing.assert_close(torch.stack(ranks(3, run)), simulate(3, exchange, 12), rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("momentum, nesterov, most", [(0.0, False, 2.0), (0.5, False, 3.0), (0.3, True, 1.625)])
+def test_an_outer_step_that_overshoots_is_named(momentum, nesterov, most):
+    """If local steps converge within a round, the anchor's distance shrinks below the bound, and grows above it."""
+    for lr, beyond in ((0.98 * most, False), (1.02 * most, True)):
+        anchor = torch.ones(1, dtype=torch.float64)
+        optimizer = torch.optim.SGD([anchor], lr=lr, momentum=momentum, nesterov=nesterov)
+        for _ in range(2000):
+            anchor.grad = anchor.clone()
+            optimizer.step()
+        assert (anchor.abs() > 1).item() is beyond
+        with pytest.warns(UserWarning, match="overshoots: from lr=") if beyond else contextlib.nullcontext():
+            bk.algorithms.diloco(30, lr=lr, momentum=momentum, nesterov=nesterov)
 
 
 def test_diloco_prints_and_refuses():
