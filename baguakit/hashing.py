@@ -1,9 +1,12 @@
-"""Well-mixed bits of whole numbers, the same on every machine and in every process."""
+"""Well-mixed bits of whole numbers, and digests of tensors, the same on every machine and in every process."""
 
+import hashlib
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 Numbers = TypeVar("Numbers", int, NDArray[np.uint64])
 
@@ -16,3 +19,9 @@ def mixed(numbers: Numbers) -> Numbers:
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
     result: Numbers = z ^ (z >> 31)
     return result
+
+
+def digest(x: Tensor) -> bytes:
+    """Return 16 bytes of SHA-1, which tell whether the bits of tensors differ (not if somebody wants to hide it)."""
+    bits: Any = x.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy()
+    return hashlib.sha1(bits.data, usedforsecurity=False).digest()[:16]

@@ -260,7 +260,7 @@ def attach(
             for gradients a quarter of all, but as much as sends 512 KiB, and from 1 to 25 MiB; for weights 25 MiB. A
             larger bucket costs less time of processors, and fewer delays of the network; with smaller ones more of the
             exchange overlaps backward. The first and the last buckets of gradients are smaller, where they may be.
-        broadcast: begin with the weights, buffers and optimizer state of rank 0.
+        broadcast: begin with the weights, buffers and optimizer state of rank 0. Over gloo, what is equal is not sent.
         scaler: the GradScaler in use; stages then get unscaled gradients. Rules on weights need torch's
             `ShardedGradScaler`, with which all ranks skip a step together.
         timeout: seconds (or a timedelta) after which a flight fails and the rank at fault is named; None: 600.

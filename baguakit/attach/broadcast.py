@@ -15,7 +15,7 @@ from ..buckets import local, real, split
 from ..comm import Comm
 from ..flights import Weighing
 from ..primitives import mean_
-from ..runtime.agreement import broadcast_into, broadcast_tensors, reshard
+from ..runtime.agreement import broadcast_tensors, reshard
 from .setup import AttachSetup, is_divided, is_sharded
 
 
@@ -41,10 +41,9 @@ def broadcast_optimizers(optimizers: Iterable[Optimizer], comm: Comm, device: to
                 f"the optimizer state of a sharded model has other tensors on rank {comm.rank} than on rank {source}; "
                 "attach before the first step, or load every rank's own checkpoint and pass broadcast=False"
             )
-        if comm.rank != source and not sharded:
+        if here != shapes:
             tensors = [torch.empty(size, dtype=kind, device=device if there else "cpu") for size, kind, there in shapes]
-        for t in tensors:
-            broadcast_into(t, comm, device, source)
+        broadcast_tensors(tensors, comm, device, source)
         if comm.rank != source:
             optimizer.load_state_dict(tree_map_only(Tensor, partial(_filled, tensors=iter(tensors)), emptied))
 

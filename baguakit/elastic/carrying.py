@@ -22,9 +22,10 @@ from torch.utils._pytree import tree_map_only
 from ..attach import Engine
 from ..buckets import local
 from ..comm import Comm
-from ..flights import checksum, load_runners
+from ..flights import load_runners
 from ..monitor import PeerError
 from ..primitives import mean_
+from ..runtime.agreement import digest_of
 
 # The state of an attachment after its last complete step, kept between two rounds: the result of `Engine.state_dict`.
 Kept = dict[str, Any]
@@ -49,21 +50,24 @@ class Carrying:
     def _fill(self, comm: Comm) -> None:
         engine, kept, mine = self.engine, self.kept, None
         if kept is not None:
-            weights = [checksum(local(p)) for p in engine.setup.model.parameters()]
-            mine = (kept["step"], [rule["round"] for rule in kept["rules"].values()], weights)
-        told = comm.gather_objects(mine, plain=True)
-        known = {rank: each for rank, each in enumerate(told) if each is not None}
+            mine = (kept["step"], [rule["round"] for rule in kept["rules"].values()])
+        digests = {name: digest_of(x) for name, x in named(engine).items()}
+        told = comm.gather_objects((mine, digests), plain=True)
+        known = {rank: each for rank, (each, _) in enumerate(told) if each is not None}
         if not known:  # the ranks that had a state were lost while they handed it over
             raise PeerError("no rank that is left has trained")
         step = max(each[0] for each in known.values())
         one = min(rank for rank, each in known.items() if each[0] == step)
         acting = [rule for rule in engine.setup.rules if rule.acts(max(0, step - 1))]
         same = all(rule.what == "grad" and rule.stage.same_on_all_ranks for rule in acting)  # weights on all ranks
-        self.holders = [r for r, each in known.items() if not same or (each[0], each[2]) == (step, known[one][2])]
+        weights = [[each[name] for name, _ in engine.setup.model.named_parameters()] for _, each in told]
+        self.holders = [r for r, each in known.items() if not same or (each[0], weights[r]) == (step, weights[one])]
         # A rank that does not keep its state receives another rank's state, and loads this state once it is complete.
         needy = [rank for rank in range(comm.size) if rank not in self.holders]
         source = {rank: self.holders[i % len(self.holders)] for i, rank in enumerate(needy)}
-        state = packed(engine, kept) if comm.rank in source.values() else torch.empty(0, dtype=torch.uint8)
+        theirs = [told[rank][1] for rank, peer in source.items() if peer == comm.rank]
+        wanted = [name for name, its in digests.items() if any(each[name] != its for each in theirs)]
+        state = packed(engine, kept, wanted) if theirs else torch.empty(0, dtype=torch.uint8)
         device = torch.device("cpu") if comm._by_host(engine.setup.device) else engine.setup.device
         sizes, incoming = comm.gather_objects(state.numel(), plain=True), {}
         if (peer := source.get(comm.rank)) is not None:
@@ -96,10 +100,15 @@ class Carrying:
         engine.resume(kept["step"])
 
 
-def packed(engine: Engine, kept: Kept | None) -> Tensor:
-    """Return model, optimizers, scaler and `kept` of this rank as a tensor (n,) of bytes."""
+def named(engine: Engine) -> dict[str, Tensor]:
+    model = engine.setup.model
+    return dict((*model.named_parameters(), *model.named_buffers()))
+
+
+def packed(engine: Engine, kept: Kept | None, names: Sequence[str]) -> Tensor:
+    """Return these weights and buffers, optimizers, scaler and `kept` of this rank as a tensor (n,) of bytes."""
     setup, content = engine.setup, io.BytesIO()
-    model = {name: local(x) for name, x in (*setup.model.named_parameters(), *setup.model.named_buffers())}
+    model = {name: local(x) for name, x in named(engine).items() if name in names}
     scaler = None if setup.scaler is None else setup.scaler.state_dict()
     optimizers = [each.state_dict() for each in setup.optimizers]
     everything = {"model": model, "optimizers": optimizers, "scaler": scaler, "kept": kept}
@@ -111,8 +120,9 @@ def packed(engine: Engine, kept: Kept | None) -> Tensor:
 def unpacked(engine: Engine, state: Tensor) -> Kept:
     """Load the bytes `state` of another rank, and return the `Kept` in them. They hold tensors and plain values."""
     setup, found = engine.setup, torch.load(io.BytesIO(state.numpy().tobytes()), map_location="cpu", weights_only=True)
-    for name, x in (*setup.model.named_parameters(), *setup.model.named_buffers()):
-        local(x).copy_(found["model"][name])
+    tensors = named(engine)
+    for name, x in found["model"].items():
+        local(tensors[name]).copy_(x)
     for optimizer, its in zip(setup.optimizers, found["optimizers"], strict=True):
         optimizer.load_state_dict(its)
     if setup.scaler is not None:

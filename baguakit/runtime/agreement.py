@@ -8,6 +8,7 @@ names, so that a model with other wrappers, or without wrappers, can load them.
 import hashlib
 import json
 import sys
+import uuid
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -24,6 +25,7 @@ from ..arguments import instance, message
 from ..buckets import local
 from ..comm import FLAT, HOSTS, Comm
 from ..comm.weights import number
+from ..hashing import digest
 from ..lanes import CpuLane
 from ..lanes.cpu import CpuFlight
 from ..monitor import Collective, Monitor
@@ -250,9 +252,21 @@ def difference(rank: int, ours: Written, theirs: Written, verb: str) -> str:
 
 @torch.no_grad()
 def broadcast_tensors(tensors: Iterable[Tensor], comm: Comm, device: torch.device, source: int = 0) -> None:
-    """Overwrite tensors, such as parameters and buffers, with the same tensors of rank `source`. Collective."""
-    for x in dict.fromkeys(tensors):
-        broadcast_into(x, comm, device, source)
+    """Overwrite tensors, such as parameters and buffers, with the same tensors of rank `source`. Collective.
+
+    What is frozen, or read from the same file, need not cross a slow network: where gloo sends, digests are compared
+    first, and tensors that are equal on all ranks are not sent.
+    """
+    tensors, fast = list(tensors), comm._by_nccl(device)
+    told = [] if fast else comm.gather_objects([digest_of(x) for x in tensors], plain=True)
+    for x, *digests in zip(tensors, *told, strict=True):
+        if fast or len(set(digests)) > 1:
+            broadcast_into(x, comm, device, source)
+
+
+def digest_of(x: Tensor) -> str:
+    """Return the digest of this rank's shard of `x`; another one in each call if `x` is sparse."""
+    return digest(local(x)).hex() if x.layout is torch.strided else uuid.uuid4().hex
 
 
 def broadcast_into(x: Tensor, comm: Comm, device: torch.device, source: int = 0) -> None:

@@ -1,7 +1,7 @@
 """Pack what differs between two tensors, and put it into the older one. No bit is lost, whatever the dtype.
 
 bytes      what
-0 – 15     the digest of all bytes behind it: the first 16 bytes of SHA-1, for damage, not against attackers
+0 – 15     the digest (SHA-1) of all bytes behind it
 16 – 23    n, the number of words, as an integer, lowest byte first
 24         the bytes of a word: those of a value, and 8 for a value of 16
 25         the version of this format, 1
@@ -9,13 +9,12 @@ bytes      what
 then       the heads of the changed blocks, of 4 bytes; then what is packed of each (kernels/changes)
 """
 
-import hashlib
-
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from ..arguments import checked, describe, tensor
+from ..hashing import digest
 from ..kernels.changes import definition as blocks
 from ..kernels.operators import home_of
 
@@ -113,7 +112,3 @@ def opened(packed: Tensor) -> Tensor:
     if len(packed) < HEADER or bytes(packed[:DIGEST].tolist()) != digest(packed[DIGEST:]):
         raise ValueError(f"the digest of the {len(packed)} packed bytes is not theirs; they were damaged on their way")
     return packed[DIGEST:]
-
-
-def digest(body: Tensor) -> bytes:
-    return hashlib.sha1(body.cpu().contiguous().numpy().data, usedforsecurity=False).digest()[:DIGEST]

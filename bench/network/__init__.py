@@ -8,6 +8,7 @@
     python -m bench.network flows            # eight connections against one, capped and not, and one that is slow
     python -m bench.network backend          # DDP and FSDP2 over the backend of torch.distributed, beside gloo
     python -m bench.network staged           # steps of tensors that travel through the memory of the host; 4 minutes
+    python -m bench.network versions         # weights that changed, beside a broadcast of all; 5 minutes
     python -m bench.network plan             # steps predicted by bk.tune, beside those measured
     python -m bench.network figures          # draw what has been measured so far, and write the page README.md
 

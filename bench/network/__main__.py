@@ -4,11 +4,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import backend, collectives, exchanges, few, figures, flows, page, plan, reports, runs, staged, steps
+from . import backend, collectives, exchanges, few, figures, flows, page, plan, reports, runs, staged, steps, versions
 from .contenders import contender
 from .table import RESULTS, Table
 
-WHAT = ("steps", "exchanges", "collectives", "few", "flows", "backend", "staged", "plan", "figures")
+WHAT = ("steps", "exchanges", "collectives", "few", "flows", "backend", "staged", "versions", "plan", "figures")
 
 
 def main(words: list[str] | None = None) -> int:
@@ -51,6 +51,11 @@ def main(words: list[str] | None = None) -> int:
             through_host = Table(options.out / "network-staged.jsonl")
             failed = runs.measure(staged.cells(options.quick), through_host, "bench.network.staged")
             print(reports.of_staged(through_host))
+            return done(failed, options.out)
+        elif options.what == "versions":
+            changed = Table(options.out / "network-versions.jsonl")
+            failed = runs.measure(versions.cells(options.quick), changed, "bench.network.versions")
+            print(reports.of_exchanges(changed))
             return done(failed, options.out)
         elif options.what == "flows":
             divided = Table(options.out / "network-flows.jsonl")

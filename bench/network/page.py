@@ -38,9 +38,9 @@ PICTURES = {
 
 def write(results: Path = RESULTS, page: Path = PAGE) -> Path:
     """Write the page from what is in the folder of results, pictures and tables, and return its path."""
-    steps, exchanges, collectives, few, flows, programs, staged, probes = (
+    steps, exchanges, collectives, few, flows, programs, staged, versions, probes = (
         Table(results / f"network-{name}.jsonl")
-        for name in ("steps", "exchanges", "collectives", "few", "flows", "backend", "staged", "probes")
+        for name in ("steps", "exchanges", "collectives", "few", "flows", "backend", "staged", "versions", "probes")
     )
     sections: list[tuple[str, Table, Callable[[], str]]] = [
         ("Steps of training", steps, lambda: reports.of_steps(steps)),
@@ -50,6 +50,7 @@ def write(results: Path = RESULTS, page: Path = PAGE) -> Path:
         ("Several connections", flows, lambda: reports.of_flows(flows)),
         ("Programs over the backend", programs, lambda: reports.of_backend(programs)),
         ("Through the memory of the host", staged, lambda: reports.of_staged(staged)),
+        ("Weights that changed", versions, lambda: reports.of_exchanges(versions)),
         ("Predictions", probes, lambda: plan.report(plan.compared(steps, probes))),
     ]
     parts = [HEAD + "".join(f"* `{task.name}`: {task.about}\n" for task in TASKS)]

@@ -85,6 +85,35 @@ def test_broadcast_may_be_declined():
         assert weight == 1.0 and together < 1e-6 and apart >= (2 / 3) ** 0.5 - 1e-6
 
 
+def test_what_is_equal_on_all_ranks_is_not_sent():
+    def run(odd):
+        torch.manual_seed(0)
+        m = nn.Sequential(nn.Linear(30, 30), nn.Linear(30, 4), nn.BatchNorm1d(4))
+        m[0].requires_grad_(False)
+        o = torch.optim.Adam(m[1:].parameters(), lr=0.1)
+        m(torch.randn(8, 30)).square().sum().backward()
+        o.step()
+        with torch.no_grad():
+            held = dict(m.named_parameters()) | dict(m.named_buffers())
+            held["mean"] = o.state[m[1].weight]["exp_avg"]
+            for name in odd:
+                held[name].fill_(dist.get_rank())
+        sent, broadcast = [], bk.Comm.broadcast
+        bk.Comm.broadcast = lambda comm, x, source=0: (sent.append(x.numel()), broadcast(comm, x, source))[1]
+        try:
+            with bk.attach(m, o, bk.algorithms.gradient_allreduce()):
+                return sent, [x.clone() for x in held.values()], o.state[m[1].weight]["exp_avg"].clone()
+        finally:
+            bk.Comm.broadcast = broadcast
+
+    for odd, nbytes in (((), []), (("0.weight", "2.running_var", "mean"), [3600, 16, 480])):
+        results = ranks(3, run, odd)
+        assert [sent for sent, _, _ in results] == [nbytes] * 3
+        for _, held, mean in results[1:]:
+            assert torch.equal(mean, results[0][2])
+            assert all(torch.equal(a, b) for a, b in zip(held[:-1], results[0][1][:-1], strict=True))
+
+
 def test_empty_parameter_groups_and_parameters():
     def run():
         m = net()

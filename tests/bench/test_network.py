@@ -10,7 +10,7 @@ import torch
 from pool import ranks
 
 import baguakit as bk
-from bench.network import collectives, exchanges, staged
+from bench.network import collectives, exchanges, staged, versions
 from bench.network.contenders import contender
 from bench.network.table import RESULTS, Table
 
@@ -109,6 +109,15 @@ def test_steps_through_the_memory_of_the_host_are_compared_with_those_of_the_cpu
     here, there = ranks(2, work, late=True)
     assert here == there and list(here) == list(staged.STREAMS)
     assert all(0 < each["least"] <= each["seconds"] for each in here.values())
+
+
+def test_changed_weights_take_fewer_bytes_than_all():
+    def run():
+        return versions.measure({"mib": 1, "share": 0.03, "repeats": 2})
+
+    here, there = ranks(2, run)
+    assert here == there
+    assert here["3% changed"]["busiest"] < 0.05 * here["broadcast"]["busiest"] == 0.05 * (1 << 20)
 
 
 def test_the_page_of_devices_shows_the_measured_steps():
