@@ -282,6 +282,7 @@ OPTIONS = {"algorithms.diloco": ["lr"]}
 # Refused here, whatever is given.
 REFUSED = (
     "TopK().reduce",
+    "Window().fetch",  # of one rank, which hears no other
     "timeline().draw",
     "timeline().overlap",
     "timeline().window",

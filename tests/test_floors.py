@@ -23,6 +23,7 @@ FLOORS = [
     {"compressors", "topology", "comm", "lanes", "buckets"},
     {"optim", "costs"},  # optim steps the tensors of one rank: it knows no group
     {"primitives", "keeping", "schedules"},
+    {"windows"},
     {"stages"},
     {"rules"},
     {"monitor"},
@@ -291,7 +292,7 @@ modules, threads, environment = set(sys.modules), set(threading.enumerate()), di
 descriptors = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
 before = tasks()
 import baguakit
-names = ("backend", "data", "elastic", "net", "pictures", "ranks", "sync", "tune")
+names = ("backend", "data", "elastic", "net", "pictures", "ranks", "sync", "tune", "windows")
 later = {"triton", *(f"baguakit.{name}" for name in names)}
 print("new modules:", sorted(later & set(sys.modules) - modules))
 print("new threads:", sorted(set(threading.enumerate()) - threads, key=str), sorted(tasks() - before))

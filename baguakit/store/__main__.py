@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from ..elastic.doors import family_of
+from ..comm.addresses import family_of
 from ..elastic.rendezvous import PORT, endpoint_of
 
 
