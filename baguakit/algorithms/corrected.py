@@ -58,15 +58,13 @@ from torch import Tensor
 
 from ..arguments import Decay, checked
 from ..buckets import Bucket
-from ..comm import Comm
-from ..comm.weights import weighed
+from ..comm import Comm, weighed
 from ..keeping import finite, restored, update_if_finite_, wide_copy
 from ..lanes import temporaries
 from ..primitives import neighbor_mean_
 from ..primitives.neighbors import links_in
 from ..rules import Algorithm, after_step, during_backward
-from ..stages import NeighborMean, State
-from ..stages.means import OnGraph
+from ..stages import NeighborMean, OnGraph, State
 from ..topology import OnePeerExact, Ring, Topology
 from .gossip import decentralized, push_sum
 

@@ -58,8 +58,7 @@ from torch import Tensor
 
 from ..arguments import Range, checked
 from ..buckets import Bucket
-from ..comm import Comm
-from ..comm.weights import times_
+from ..comm import Comm, times_
 from ..compressors import Compressor, MinMaxUInt8
 from ..costs import Cost, Load, Place, degree, exchange
 from ..keeping import finite, update_if_finite_, wide_copy
@@ -70,8 +69,7 @@ from ..primitives.neighbors import links, links_in, mixed, round_of
 from ..primitives.transports import bytes_for, exchanged
 from ..rules import Algorithm, after_step, between_steps
 from ..schedules import Every
-from ..stages import NeighborMean, State
-from ..stages.means import OnGraph
+from ..stages import NeighborMean, OnGraph, State
 from ..topology import OnePeerExact, Ring, Topology
 
 

@@ -59,18 +59,14 @@ import torch
 from torch import Tensor
 
 from ..arguments import Betas, Decay, Positive, Range, check_fields, checked
-from ..comm import Comm
-from ..comm.weights import weighed
-from ..compressors import Compressor, MinMaxUInt8, TopK
-from ..compressors.base import check_dense
+from ..comm import Comm, weighed
+from ..compressors import Compressor, MinMaxUInt8, TopK, check_dense
 from ..costs import Cost, Load, Place
 from ..keeping import finite, update_if_finite_
 from ..lanes import temporaries
 from ..primitives import compressed_mean_, mean_
 from ..rules import Algorithm, during_backward
-from ..stages import Adaptive, CompressedMean, ErrorFeedback, Mean, SparseMean, Stage, State
-from ..stages.base import Carry
-from ..stages.means import Around
+from ..stages import Adaptive, Around, Carry, CompressedMean, ErrorFeedback, Mean, SparseMean, Stage, State
 
 
 @checked

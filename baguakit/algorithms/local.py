@@ -87,8 +87,7 @@ from ..keeping import finite, update_if_finite_, wide_copy
 from ..lanes import temporaries
 from ..rules import Algorithm, after_step, during_backward, free_running, together
 from ..schedules import Bound, Every, Fragment
-from ..stages import Mean, Stage, State
-from ..stages.means import Around
+from ..stages import Around, Mean, Stage, State
 
 
 @checked

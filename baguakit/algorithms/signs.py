@@ -60,8 +60,7 @@ from ..keeping import finite, update_if_finite_
 from ..lanes import temporaries
 from ..primitives.compressed import mean_of_shards
 from ..rules import Algorithm, during_backward
-from ..stages import ErrorFeedback, SparseMean, Stage, State
-from ..stages.means import Around
+from ..stages import Around, ErrorFeedback, SparseMean, Stage, State
 
 DIGITS = 5  # of base 3 in a byte
 NOT_FINITE = 255  # a byte of which one value or more is not finite

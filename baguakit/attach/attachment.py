@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from ..arguments import Positive, checked
-from ..comm import Comm, check_comm
-from ..comm.weights import Weight
+from ..comm import Comm, Weight, check_comm
 from ..flights import Attached
 from ..report import Report, Timeline, account, gathered, make_report, written
 from ..rules import Algorithm, Rule

@@ -14,14 +14,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..comm import Comm, check_device
-from ..comm.weights import number
+from ..comm import Comm, check_device, number
 from ..flights import FreeRunner, GradientRunner, Life, Logbook, Turn, WeightRunner, buckets_of, load_runners
 from ..monitor import PeerError
 from ..rules import Rule
 from ..runtime.agreement import agree, broadcast_tensors, channel_of, named
 from ..runtime.runtime import or_abandon, warm_up
-from ..stages.base import remembered
+from ..stages import remembered
 from .aside import stand_aside
 from .backward import Backward
 from .broadcast import mean_gradients_, take_from

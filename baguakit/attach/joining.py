@@ -19,8 +19,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..comm import Comm
-from ..comm.weights import row_of, weights_of
+from ..comm import Comm, row_of, weights_of
 from ..flights import Turn
 from ..monitor import Collective
 from ..tensors import uploaded

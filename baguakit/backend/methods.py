@@ -15,8 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from ..comm import Comm
-from ..comm.sending import TAGS
+from ..comm import TAGS, Comm
 from ..compressors import Compressor
 from ..lanes.base import tensors_in
 from ..monitor import Monitor, differing

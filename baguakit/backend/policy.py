@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..arguments import Natural, Range, check_fields, one_of
-from ..compressors import Compressor, MinMaxUInt8
-from ..compressors.base import check_dense
+from ..compressors import Compressor, MinMaxUInt8, check_dense
 from ..expressions import expression
 from ..kernels.cpu import DTYPES
 

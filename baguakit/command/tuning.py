@@ -10,8 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ..comm import Comm
-from ..comm.groups import on_all
+from ..comm import Comm, on_all
 from ..compare.names import algorithm, called, named, split
 from ..rules import Algorithm
 from ..tune import Network, plan, probe

@@ -9,8 +9,7 @@ import numpy.typing as npt
 import torch
 
 from ..arguments import describe, integer
-from ..comm import Comm
-from ..comm.groups import on_all
+from ..comm import Comm, on_all
 from .plan import Costs
 
 Complexity = Callable[[Any], float] | torch.Tensor | npt.NDArray[Any] | Sequence[float]

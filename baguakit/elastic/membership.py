@@ -16,8 +16,7 @@ import torch.distributed as dist
 
 from ..arguments import Positive, Range, checked, integer, text
 from ..attach import Engine
-from ..comm import Comm
-from ..comm.own import let_go
+from ..comm import Comm, let_go
 from ..monitor import PeerError
 from .carrying import Carrying, Kept, keep
 from .doors import Knocks

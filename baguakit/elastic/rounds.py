@@ -19,8 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore
 
-from ..comm import abort_all
-from ..comm.groups import lazy_group
+from ..comm import abort_all, lazy_group
 from ..monitor import Monitor, PeerError, first_line
 from .doors import GONE, Door, Knocks
 from .rendezvous import Counts, Member, Pause, Rendezvous, Round, Settings, delete_before, latest_round, tell_broken

@@ -9,8 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..attach import Engine, attach
-from ..comm import Comm
-from ..comm.groups import Membership
+from ..comm import Comm, Membership
 from ..rules import Algorithm
 from .carrying import Carrying, Kept
 

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from ..buckets import Bucket, local, pieces
-from ..stages import State
-from ..stages.base import remembered
+from ..stages import State, remembered
 from .gradients import GradientRunner
 from .runner import BucketFlight, RuleRunner
 from .weights import WeightRunner

@@ -17,8 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..buckets import Bucket, Pair, is_view, real
-from ..comm import Comm
-from ..comm.sending import Rider
+from ..comm import Comm, Rider
 from ..keeping import Joint
 from ..lanes import Phases
 from ..stages import Stage

@@ -21,8 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..comm import Comm
-from ..comm.weights import Weights, number, row_of, weights_over
+from ..comm import Comm, Weights, number, row_of, weights_over
 from ..keeping import Joint
 from ..lanes import Moment, between, moment, passed
 from ..monitor import Collective, PeerError

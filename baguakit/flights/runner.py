@@ -18,8 +18,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
 from ..buckets import Bucket, Pair, local
-from ..comm import Comm, SentFormat
-from ..comm.weights import Weights
+from ..comm import Comm, SentFormat, Weights
 from ..compressors import Compressor
 from ..keeping import tensors_of
 from ..lanes import Phases
@@ -27,8 +26,7 @@ from ..monitor import Collective
 from ..primitives import mean_
 from ..rules import Rule
 from ..runtime.runtime import Channel
-from ..stages import Hierarchical, Stage, State, call_stage
-from ..stages.base import has_phases, in_phases, init_stage, remembered
+from ..stages import Hierarchical, Stage, State, call_stage, has_phases, in_phases, init_stage, remembered
 from ..topology.chosen import as_chosen, chooses
 
 PADDED = 4096  # values by which any bucket may be padded

@@ -23,7 +23,7 @@ from ..keeping import finite
 from ..rules import Rule
 from ..runtime.agreement import first_said, plain_names
 from ..runtime.runtime import Runtime
-from ..stages.base import remembered
+from ..stages import remembered
 from .runner import RuleRunner
 
 FLIES = "flight."  # paths of flights in the air begin with it

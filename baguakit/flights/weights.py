@@ -33,8 +33,7 @@ from typing import NamedTuple
 import torch
 from torch.distributed import ReduceOp
 
-from ..comm import Comm
-from ..comm.weights import row_of, weights_of
+from ..comm import Comm, row_of, weights_of
 from ..kernels.operators import land_, mix_
 from ..monitor import Collective
 from ..rules import Rule

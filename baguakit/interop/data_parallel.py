@@ -19,9 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..arguments import message
 from ..buckets import check_averaged, real
-from ..comm import Comm, check_comm, members_of
-from ..comm.sending import backend_of
-from ..comm.weights import Weight
+from ..comm import Comm, Weight, backend_of, check_comm, members_of
 from ..runtime.agreement import Setup, as_time, named
 from ..runtime.runtime import or_abandon
 from .handle import Handle, HookLife, rules_on_gradients

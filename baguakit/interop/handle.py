@@ -22,8 +22,7 @@ from ..report import Report, Row, make_report
 from ..rules import Algorithm, Rule, during_backward, rules_of
 from ..runtime.agreement import Setup, check_scaler, check_weight
 from ..runtime.runtime import or_abandon, warm_up
-from ..stages import Stage
-from ..stages.base import init_stage
+from ..stages import Stage, init_stage
 from ..topology.chosen import chooses
 
 

@@ -28,13 +28,11 @@ from torch.distributed import ReduceOp
 
 from ..arguments import instance, message, truth
 from ..buckets import real
-from ..comm import Comm, SentFormat, check_comm, members_of
-from ..comm.weights import Weight, weighed
+from ..comm import Comm, SentFormat, Weight, check_comm, members_of, weighed
 from ..compressors import Compressor
 from ..flights import Ledger, Weighing
 from ..keeping import finite
-from ..primitives import compressed_all_gather, compressed_reduce_scatter
-from ..primitives.collectives import scattered_mean
+from ..primitives import compressed_all_gather, compressed_reduce_scatter, scattered_mean
 from ..report import Row, row_of
 from ..runtime.agreement import Setup, as_time, broadcast_tensors, fsdp_modules, named, plain_names, reshard
 from ..runtime.runtime import or_abandon

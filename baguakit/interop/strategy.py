@@ -23,8 +23,7 @@ except ImportError as error:
 
 from .. import algorithms
 from ..attach import Attachment, attach
-from ..comm import Comm
-from ..comm.weights import Weight
+from ..comm import Comm, Weight
 from ..flights import differs_between_ranks
 from ..rules import rules_of
 from ..stages import Hierarchical

@@ -13,6 +13,7 @@ from .collectives import (
     compressed_reduce_scatter,
     compressed_send,
 )
+from .collectives import scattered_mean as scattered_mean
 from .compressed import compressed_mean_, mean_, sparse_mean_
 from .differentiable import Differentiable, compressed_all_to_all
 from .flights import launch

@@ -29,11 +29,8 @@ import torch
 from torch import Tensor
 
 from ..arguments import describe, instance, integer, tensor, truth
-from ..comm import Comm, check_comm
-from ..comm.sending import check_peer
-from ..comm.weights import times_, weighed
-from ..compressors import Compressor
-from ..compressors.base import check_dense, check_dtype
+from ..comm import Comm, check_comm, check_peer, times_, weighed
+from ..compressors import Compressor, check_dense, check_dtype
 from .compressed import ONE_HOP_BYTES, check_averageable, check_residual, compresses, on_flat, row_pieces
 from .one_kernel import rows_in_one_kernel, share_memory
 from .transports import bytes_for, gathered, scattered

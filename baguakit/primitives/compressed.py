@@ -9,10 +9,8 @@ from torch import Tensor, strided
 
 from ..arguments import describe, instance, message, several, tensor
 from ..buckets import real
-from ..comm import Comm, check_comm
-from ..comm.weights import times_, weighed
-from ..compressors import Compressor, TopK
-from ..compressors.base import check_dense
+from ..comm import Comm, check_comm, times_, weighed
+from ..compressors import Compressor, TopK, check_dense
 from ..compressors.formats import Blockwise
 from ..kernels import operators
 from ..lanes import Phases, whole

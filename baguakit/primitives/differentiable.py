@@ -26,8 +26,7 @@ from torch import Tensor
 
 from ..arguments import describe, integer, message, several, tensor
 from ..comm import Comm, check_comm
-from ..compressors import Compressor
-from ..compressors.base import check_dense
+from ..compressors import Compressor, check_dense
 from .collectives import check_arguments, compressed_all_gather, compressed_reduce_scatter, output
 from .compressed import compressed_mean_, fewer, pays, row_pieces
 from .one_kernel import ALL_TO_ALL, exchange, share_memory

@@ -23,8 +23,7 @@ from torch import Tensor, nn
 
 from ..arguments import instance, message
 from ..buckets import local
-from ..comm import FLAT, HOSTS, Comm
-from ..comm.weights import number
+from ..comm import FLAT, HOSTS, Comm, number
 from ..hashing import digest
 from ..lanes import CpuLane
 from ..lanes.cpu import CpuFlight

@@ -22,8 +22,7 @@ from ..comm.sending import CPU, is_staged
 from ..kernels import cpu
 from ..lanes import Lane, lane
 from ..monitor import Collective, Monitor, PeerError, end_with_process, store_gone, store_silent
-from ..primitives import compressed_all_gather, neighbor_mean_
-from ..primitives.collectives import scattered_mean
+from ..primitives import compressed_all_gather, neighbor_mean_, scattered_mean
 from ..primitives.neighbors import is_mean, links
 from ..rules import Rule
 from ..stages import CompressedMean, Hierarchical, Mean, NeighborMean, Stage

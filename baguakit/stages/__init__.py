@@ -15,7 +15,13 @@ from .base import Carry as Carry
 from .base import Stage
 from .base import State as State
 from .base import call_stage as call_stage
+from .base import has_phases as has_phases
+from .base import in_phases as in_phases
+from .base import init_stage as init_stage
+from .base import remembered as remembered
+from .means import Around as Around
 from .means import CompressedMean, ErrorFeedback, Hierarchical, Mean, NeighborMean, SparseMean
+from .means import OnGraph as OnGraph
 
 finite, update_if_finite_ = checked(keeping.finite), checked(keeping.update_if_finite_)
 

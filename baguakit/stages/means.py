@@ -10,15 +10,12 @@ from torch import Tensor
 
 from ..arguments import Declared, Range
 from ..buckets import Bucket
-from ..comm import INTER, INTRA, Comm
-from ..comm.weights import weighed
-from ..compressors import Compressor, MinMaxUInt8
-from ..compressors.base import check_dense
+from ..comm import INTER, INTRA, Comm, weighed
+from ..compressors import Compressor, MinMaxUInt8, check_dense
 from ..costs import FP32, Cost, Load, Place, degree, exchange, ring, rounds_of
 from ..keeping import finite, room_for, update_if_finite_
 from ..lanes import Phases, temporaries, whole
-from ..primitives import compressed_all_gather, compressed_mean_, mean_, neighbor_mean_, sparse_mean_
-from ..primitives.collectives import scattered_mean
+from ..primitives import compressed_all_gather, compressed_mean_, mean_, neighbor_mean_, scattered_mean, sparse_mean_
 from ..primitives.compressed import in_one_hop, mean_in_phases, pays, pieces_of, sparse_mean_with_check_
 from ..primitives.neighbors import is_mean, is_symmetric
 from ..topology import Topology

@@ -9,8 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..comm import Comm
-from ..comm.sending import device_of
+from ..comm import Comm, device_of
 
 PIECE = 1 << 20  # bytes
 

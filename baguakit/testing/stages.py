@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from ..buckets import Bucket
 from ..comm import Comm
 from ..keeping import tensors_of
-from ..stages import Hierarchical, Stage, call_stage
-from ..stages.base import init_stage, remembered
+from ..stages import Hierarchical, Stage, call_stage, init_stage, remembered
 from .blind import Blind, Two
 from .checking import Checks, differences, drawn, expression
 

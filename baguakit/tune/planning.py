@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from .. import algorithms
 from ..arguments import Declared, Positive, Range, checked
-from ..comm import Comm
-from ..comm.groups import on_all
+from ..comm import Comm, on_all
 from ..compressors import Compressor, MinMaxUInt8, UInt4
 from ..costs import Codec, Line, Link, Network, sizes_of
 from ..rules import Algorithm, Rule, hierarchical

@@ -47,8 +47,7 @@ from ..buckets import What, split
 from ..costs import Cost, Network, Place, Sizes, load_of, sizes_of
 from ..rules import Algorithm, Rule
 from ..schedules import BySpeed
-from ..stages import ErrorFeedback
-from ..stages.base import has_phases
+from ..stages import ErrorFeedback, has_phases
 from .probing import Compute
 
 COUNT = 1 << 20  # values of the row that tells the bits of a value

@@ -22,13 +22,11 @@ import torch
 from torch import Tensor, nn
 
 from ..arguments import Declared, Range, checked, message
-from ..comm import Comm, abort_all, check_device
-from ..comm.own import SMALLEST
+from ..comm import SMALLEST, Comm, abort_all, check_device
 from ..compressors import Compressor, MinMaxUInt8
 from ..costs import Codec, Line, Link, Network, ring
 from ..lanes import between, lane, moment
-from ..primitives import compressed_all_gather, compressed_mean_, mean_, neighbor_mean_
-from ..primitives.collectives import scattered_mean
+from ..primitives import compressed_all_gather, compressed_mean_, mean_, neighbor_mean_, scattered_mean
 from ..primitives.one_kernel import known
 from ..primitives.transports import scattered
 from ..topology import OnePeerExponential
