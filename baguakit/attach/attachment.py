@@ -247,7 +247,7 @@ def attach(
 
     Collective: all ranks of the group attach the same algorithms, in the same order. An error on one rank is raised on
     all. If a rank dies, hangs, leaves or raises an error during training, the others raise a `bk.PeerError`, a
-    RuntimeError that names the rank.
+    RuntimeError that names the rank. The `Attachment` ends with its `with` block, or by `detach()`.
 
     Args:
         model: any module; its trainable parameters are on one device. Parameters may be frozen, unfrozen, added and
@@ -266,9 +266,6 @@ def attach(
         weight: of this rank in all means, such as its number of tokens, as a number, or as a function without arguments
             for weights that change. It is called once in each backward that averages gradients; without rules on
             gradients, once in each step. Rules on weights add up steps between exchanges. None: all ranks are equal.
-
-    Returns:
-        An `Attachment`. Use it as a context manager, or call its `detach()`.
 
     Raises:
         ValueError, TypeError: arguments contradict each other, or differ between ranks. Raised on every rank.

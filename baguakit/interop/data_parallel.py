@@ -44,7 +44,8 @@ def ddp(
         handle = bk.interop.ddp(ddp_model, bk.stages.ErrorFeedback(bk.stages.CompressedMean()))
 
     Collective. DDP's `no_sync()`, `find_unused_parameters`, `static_graph` and `gradient_as_bucket_view` still work.
-    DDP's `join()` does not work: a rank that has finished makes no exchanges. After `detach()` DDP averages again.
+    DDP's `join()` does not work: a rank that has finished makes no exchanges. After `handle.detach()` DDP averages
+    again. A `Handle` also has the methods `state_dict`, `load_state_dict` and `report`.
 
     Args:
         ddp_model: the wrapped model.
@@ -54,9 +55,6 @@ def ddp(
         scaler: the GradScaler in use; the stage then gets unscaled gradients.
         timeout: seconds (or a timedelta) after which a flight fails and the rank at fault is named; None: 600.
         weight: as in `bk.attach`. A function is called once in each backward that averages.
-
-    Returns:
-        A `Handle` with the methods `state_dict`, `load_state_dict`, `report`, `detach`.
 
     Raises:
         TypeError, ValueError: arguments cannot work together, or differ between ranks. Raised on every rank.

@@ -60,7 +60,7 @@ def fsdp(
         handle = bk.interop.fsdp(model, bk.stages.CompressedMean(), comm=bk.Comm(mesh.get_group("inter")))
 
     Collective. The stage has a separate state for each FSDP module. `set_requires_gradient_sync(False)` still
-    accumulates gradients without reducing them.
+    accumulates gradients without reducing them. The `Handle` is as that of `bk.interop.ddp`.
 
     Args:
         model: a model whose modules have been given to `fully_shard`, on one mesh dimension.
@@ -74,9 +74,6 @@ def fsdp(
         timeout: seconds (or a timedelta) after which a flight fails and the rank at fault is named; None: 600.
         weight: as in `bk.attach`. A function is called once in each backward that averages. With `comm`, give all ranks
             over which FSDP shards the same weight: FSDP itself averages over them.
-
-    Returns:
-        A `Handle` with the methods `state_dict`, `load_state_dict`, `report`, `detach`.
 
     Raises:
         TypeError, ValueError: arguments cannot work together, or differ between ranks. Raised on every rank.

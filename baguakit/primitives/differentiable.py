@@ -46,7 +46,7 @@ def compressed_all_to_all(
 ) -> Tensor:
     """Send a part of `x` to each rank, compressed, and return the parts that all ranks sent to this rank.
 
-        out = [Q(part r of x_0); Q(part r of x_1); … ; Q(part r of x_{n−1})]  on rank r
+        out = [Q(part r of x_0); Q(part r of x_1); … ; Q(part r of x_{n−1})]  on rank r, (Σ output_split_sizes, …)
 
     A rank's part for itself is not sent, and is exact. Each rank sends N_r values to each other rank r, in
     Σ_r c(N_r) bytes. The values are sent in pieces: a piece is compressed while another piece is on the wire.
@@ -57,9 +57,6 @@ def compressed_all_to_all(
         input_split_sizes: the number of rows of `x` for each rank, in the order of ranks; 0 is allowed. Give both sizes
             or neither; without them, all parts have rows / size rows.
         out: has as many values as the result; it shares no memory with `x`.
-
-    Returns:
-        A tensor (Σ output_split_sizes, …), in the order of the ranks.
     """
     check_arguments(x, compressor, comm)
     values, n, rank = x.detach().reshape(-1), comm.size, comm.rank

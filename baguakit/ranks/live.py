@@ -89,9 +89,6 @@ class Ranks:
                 limit. The time begins when the ranks have started, and includes the transfer of the results.
             lost: ranks that are expected to die in this call. `run` does not wait for them, and returns None for them.
 
-        Returns:
-            The results of the function, by rank.
-
         Raises:
             RankError: the function raised on a rank (the message has the traceback), or a rank died or was late.
             TypeError: the function cannot be pickled, or an argument has a wrong type.

@@ -163,14 +163,11 @@ class Topology(ABC):
         return max(0.0, 1 - float(distance ** (1 / period)))
 
     def draw(self, size: int, rounds: int | None = None) -> "Figure":
-        """Draw the graph and the mixing matrix of each round.
+        """Draw the graph and the mixing matrix of each round, in a matplotlib `Figure`, independent of pyplot.
 
         Args:
             size: the number of ranks.
             rounds: the number of rounds to draw, 1 to 256; by default one period, at most 8.
-
-        Returns:
-            A `matplotlib.figure.Figure`, independent of pyplot: `.savefig("ring.png")`.
 
         Raises:
             ModuleNotFoundError: matplotlib is not installed.
