@@ -307,10 +307,7 @@ def check_others(setup: AttachSetup, others: Iterable[AttachSetup]) -> None:
 def check_join(setup: AttachSetup, by_all: bool) -> None:
     for rule in setup.rules:
         if rule.window == "free_running":
-            raise ValueError(
-                f"{rule!r} needs no join(): ranks may make different numbers of steps, and one that detaches answers "
-                "the others; leave join() out"
-            )
+            raise ValueError(f"{rule!r} needs no join(): leave it out, and ranks may make different numbers of steps")
         if rule.what == "grad" and not rule.stage.same_on_all_ranks:
             raise ValueError(
                 f"{rule!r} gives each rank a gradient of its own, and one that has run out of batches would not step "

@@ -239,10 +239,7 @@ def rules_on_gradients(stage: Any) -> tuple[Rule, ...]:
         if rule.where is not None:
             raise ValueError(f"{rule!r} acts on some parameters, hooks on whole buckets; use bk.attach, or omit where=")
         if chooses(rule.stage):
-            raise ValueError(
-                f"{rule!r} takes what is chosen when the first bucket is launched, and a hook does not say which is "
-                "the first; use bk.attach"
-            )
+            raise ValueError(f"{rule!r} must know the first bucket, and a hook does not name it; use bk.attach")
         for other in rules[:i]:
             if rule.overlaps(other):
                 raise ValueError(f"{other!r} and {rule!r} act in the same steps; separate them with start= and stop=")

@@ -241,12 +241,9 @@ def _packed_row(packed: Tensor, compressor: MinMaxUInt8, p: Sequence[Tensor]) ->
         raise ValueError("packed gradients are those of one contiguous tensor; step the flat tensor of a bucket")
     if packed.dtype != torch.uint8:
         raise TypeError(f"packed gradients are uint8, as compress returned them, not {packed.dtype}")
-    n, size, device = p[0].numel(), compressor.row_bytes(p[0].numel()), p[0].device
+    size, device = compressor.row_bytes(p[0].numel()), p[0].device
     if packed.numel() != size or not packed.is_contiguous() or packed.device != device:
-        raise ValueError(
-            f"{compressor!r} packs {n} gradients in one contiguous row of {size} bytes on {device}, not in "
-            f"{tuple(packed.shape)} on {packed.device}"
-        )
+        raise ValueError(message("packed", f"one contiguous row of {size} bytes on {device}", packed))
     if packed.data_ptr() % 16:
         raise ValueError("packed gradients begin at an address that is no multiple of 16 bytes; clone them")
     return packed.view(-1)

@@ -7,7 +7,7 @@ from typing import Concatenate, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor, strided
 
-from ..arguments import describe, instance, message, several, tensor
+from ..arguments import instance, message, several, tensor
 from ..buckets import real
 from ..comm import Comm, check_comm, times_, weighed
 from ..compressors import Compressor, TopK, check_dense
@@ -225,10 +225,8 @@ def mean_in_phases(x: Tensor, codec: Compressor, comm: Comm, residual: Tensor | 
 def check_residual(residual: Tensor, x: Tensor) -> None:
     instance("residual", residual, Tensor, "a tensor")
     if residual.dtype != torch.float32 or residual.numel() != x.numel() or not residual.is_contiguous():
-        raise ValueError(
-            f"residual is a contiguous float32 tensor of {x.numel()} values, as many as are averaged; "
-            f"this one has {residual.numel()} of {residual.dtype}: {describe(residual)}"
-        )
+        what = f"a contiguous float32 tensor of {x.numel()} values, as many as are averaged"
+        raise ValueError(message("residual", what, residual))
 
 
 def pays(values: int, value_bytes: int, compressor: Compressor, size: int) -> bool:
