@@ -78,7 +78,7 @@ def check_algorithm(algorithm: Algorithm, skip: Sequence[str] = ()) -> None:
 
 
 def checks_of(part: Any) -> list[Check]:
-    """Return the checks of a compressor, topology, stage or algorithm, in order; raise a TypeError for other things."""
+    """Return the checks of `part`, a compressor, topology, stage or algorithm, in order; else raise a TypeError."""
     for kinds, checks in KINDS:
         if isinstance(part, kinds):
             return [each for each in checks if each.applies(part)]
