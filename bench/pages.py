@@ -23,6 +23,7 @@ This page is written by `python -m bench.roofline --page` from the JSON in `benc
     python -m bench.network           steps of training over slow links, on hosts that are network namespaces (root)
     python -m bench.frontier          seconds and bytes to the same loss of a language model, ours and peers
     python -m bench.frontier.speeds   the same, and goodput, of four hosts of unequal speed (root)
+    python -m bench.frontier.by_ranks what few averages cost in quality, with 2 to 16 ranks
     python -m bench.elastic           steps, and seconds to the next one, while ranks are killed and replaced (root)
     python -m bench.elastic.unequal   goodput of four hosts of unequal speed, one of them killed every 60 s (root)
     python -m bench.control measure   requests to the store, and seconds to name a lost rank, with up to 512 ranks

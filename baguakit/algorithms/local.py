@@ -219,6 +219,7 @@ def diloco(
         fragments: the number of fragments of similar size that weights are divided into.
         mix: α, as in `bk.after_step`: the share of a rank's own weights that stays. None keeps all progress in flight.
         options: arguments of the outer optimizer; by default as in the paper: lr=0.7, momentum=0.9, nesterov=True.
+            In 50 rounds on n ranks, lr=0.8 and momentum=1 − 0.8/√n came closer to DDP (`bench.frontier.by_ranks`).
     """
     step = outer_step(optimizer, inner, options)
     return together(
