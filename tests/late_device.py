@@ -13,7 +13,8 @@ them, on memory that only this module knows. So it is certain, without clocks, t
 that of CPUs: the same program has the same bits there. `waits` counts by thread how often the host waited.
 
 `install()` makes the device of this process. `flavour(streams=False)` makes it one without streams, as MPS is: copies
-are over when they return. `flavour(prompt=True)` makes one that works at once, for measurements of time.
+are over when they return. `flavour(prompt=True)` makes one that works at once and spoils no memory, for measurements of
+time.
 """
 
 import contextlib
@@ -51,7 +52,9 @@ class Block:
     """The hidden memory of a tensor."""
 
     def __init__(self, nbytes: int) -> None:
-        self.bytes = torch.full((nbytes,), NAN, dtype=torch.uint8)
+        self.bytes = torch.empty(nbytes, dtype=torch.uint8)
+        if not _prompt:
+            self.bytes.fill_(NAN)
         self.stream = _current()
         self.users: set[int] = set()  # other streams, told of by `record_stream`
 
@@ -227,6 +230,8 @@ def free(address: int) -> None:
     """Spoil memory that nobody holds, in the stream that allocated it, after the streams that were told of."""
     with _lock:
         block = _blocks.pop(address)
+        if _prompt:
+            return
         for stream in block.users - {block.stream}:
             enqueue(Mark(stream).reach, block.stream)
         enqueue(lambda: block.bytes.fill_(NAN), block.stream)
@@ -302,17 +307,17 @@ def operate(op: Any, *args: Any, **kwargs: Any) -> Any:
         return op.redispatch(CPU, *args, **kwargs)  # a view
     if all(each.alias_info for each in schema.returns) and schema.returns:
         if schema.arguments[-1].is_out and not all(each.numel() for each in written):
-            sizes = op(*tree_map(described, args), **tree_map(described, kwargs))
+            sizes = op(*mapped(described, args), **mapped(described, kwargs))
             for x, like in zip(written, [sizes] if isinstance(sizes, Tensor) else sizes, strict=True):
                 resize_(x, like.size())
-        inside = tree_map(taken, (args, kwargs))
+        inside = mapped(taken, (args, kwargs))
         enqueue(lambda: run(op, inside))
         return written[0] if len(written) == 1 else tuple(written)
-    inside = tree_map(taken, (args, kwargs))
+    inside = mapped(taken, (args, kwargs))
     try:
         if not all("Tensor" in str(each.type) for each in schema.returns):
             raise NotImplementedError
-        args, kwargs = tree_map(described, (args, kwargs))
+        args, kwargs = mapped(described, (args, kwargs))
         out = tree_map_only(Tensor, lambda x: made(x.size(), x.stride(), x.dtype), op(*args, **kwargs))
     except NotImplementedError:  # the values decide what the result is
         wait_here()
@@ -325,6 +330,15 @@ def operate(op: Any, *args: Any, **kwargs: Any) -> Any:
 
     enqueue(work)
     return out
+
+
+def mapped(stands_for: Callable[[Any], Any], x: Any) -> Any:
+    """Return arguments of an operation with what stands for each: like torch's `tree_map`, in a fifth of the time."""
+    if isinstance(x, dict):
+        return {key: mapped(stands_for, each) for key, each in x.items()}
+    if type(x) in (list, tuple):
+        return type(x)([mapped(stands_for, each) for each in x])
+    return stands_for(x)
 
 
 def run(op: Any, inside: Any) -> Any:
