@@ -22,8 +22,8 @@ import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any
+from functools import cache, partial
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -296,17 +296,46 @@ def record_stream(x: Tensor, stream: torch.Stream) -> None:
 OPERATIONS = {f"aten::{each.__name__}": each for each in (empty, empty_strided, _copy_from, resize_, record_stream)}
 
 
+class Kind(NamedTuple):
+    """What the schema of an operation says."""
+
+    own: Callable[..., Any] | None  # the function of this module that does it
+    names: tuple[str, ...]  # of the arguments
+    written: tuple[str, ...]  # those that it writes to
+    is_view: bool
+    may_view: bool
+    in_place: bool  # all results are arguments
+    has_out: bool
+    of_tensors: bool  # all results are tensors
+
+
+@cache
+def kind_of(op: Any) -> Kind:
+    schema = op._schema
+    aliases = [each.alias_info is not None for each in schema.returns]
+    return Kind(
+        own=OPERATIONS.get(schema.name),
+        names=tuple(each.name for each in schema.arguments),
+        written=tuple(each.name for each in schema.arguments if each.alias_info and each.alias_info.is_write),
+        is_view=schema.name == "aten::set_",
+        may_view=any(aliases),
+        in_place=bool(aliases) and all(aliases),
+        has_out=bool(schema.arguments) and schema.arguments[-1].is_out,
+        of_tensors=all("Tensor" in str(each.type) for each in schema.returns),
+    )
+
+
 def operate(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Enqueue an operation of torch; its result has its shape, and its values later."""
-    schema = op._schema
-    if schema.name in OPERATIONS:
-        return OPERATIONS[schema.name](*args, **kwargs)
-    given = {each.name: value for each, value in zip(schema.arguments, args, strict=False)} | kwargs
-    written = [given[each.name] for each in schema.arguments if each.alias_info and each.alias_info.is_write]
-    if schema.name == "aten::set_" or (any(each.alias_info for each in schema.returns) and not written):
-        return op.redispatch(CPU, *args, **kwargs)  # a view
-    if all(each.alias_info for each in schema.returns) and schema.returns:
-        if schema.arguments[-1].is_out and not all(each.numel() for each in written):
+    kind = kind_of(op)
+    if kind.own is not None:
+        return kind.own(*args, **kwargs)
+    given = {**dict(zip(kind.names, args, strict=False)), **kwargs}
+    written = [given[name] for name in kind.written if name in given]
+    if kind.is_view or (kind.may_view and not written):
+        return op.redispatch(CPU, *args, **kwargs)
+    if kind.in_place:
+        if kind.has_out and not all(each.numel() for each in written):
             sizes = op(*mapped(described, args), **mapped(described, kwargs))
             for x, like in zip(written, [sizes] if isinstance(sizes, Tensor) else sizes, strict=True):
                 resize_(x, like.size())
@@ -315,7 +344,7 @@ def operate(op: Any, *args: Any, **kwargs: Any) -> Any:
         return written[0] if len(written) == 1 else tuple(written)
     inside = mapped(taken, (args, kwargs))
     try:
-        if not all("Tensor" in str(each.type) for each in schema.returns):
+        if not kind.of_tensors:
             raise NotImplementedError
         args, kwargs = mapped(described, (args, kwargs))
         out = tree_map_only(Tensor, lambda x: made(x.size(), x.stride(), x.dtype), op(*args, **kwargs))
