@@ -9,10 +9,12 @@ once, on the cores of the host, so the same work is done in both trainings, and 
 
 All take turns, step by step, in one process on each host. A time is what the slowest rank needs for a step, from a
 barrier on. At the end all weights must be equal, bit by bit; else no time is told. Steps without communication say what
-the device, which is written in Python, takes by itself.
+the device, which is written in Python, takes by itself. glibc keeps freed memory for all ways, as allocators of devices
+do: otherwise the gradients of a step are new pages, or not, by how the heap happens to lie, which is up to 9 ms a step.
 """
 
 import contextlib
+import ctypes
 import itertools
 import sys
 import time
@@ -39,6 +41,7 @@ HOSTS, TASK, WARM_UP = 2, "wide", 2
 REPEATS = {"100mbit": 9, "500mbit": 25}
 ALGORITHMS = (ALONE, "gradient_allreduce", "bytegrad", FOUR_BITS[1].name)
 CPU = "CPU"
+MALLOPT = {-8: 1, -3: 1 << 25, -1: 2**31 - 1, -2: 1 << 26}  # one arena, and bounds of mmap, trimming and padding
 STREAMS = {CPU: True, "staged": True, "staged, no streams": False}  # of the device that is not the CPU
 
 
@@ -98,4 +101,6 @@ def training(
 
 
 if __name__ == "__main__":
+    for option, value in MALLOPT.items():
+        ctypes.CDLL(None).mallopt(option, value)
     on_every_host(measure)
