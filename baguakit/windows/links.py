@@ -108,8 +108,9 @@ class Links:
 
     def _run(self, work: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=work, args=arguments, name="baguakit window", daemon=True)
-        self.threads = [each for each in self.threads if each.is_alive()] + [thread]
-        thread.start()
+        with self.memory.changed:
+            self.threads = [each for each in self.threads if each.is_alive()] + [thread]
+            thread.start()
 
     def _keep(self, made: socket.socket, timeout: float | None) -> Line:
         line = Line(made, self.memory, timeout, self.timeout)

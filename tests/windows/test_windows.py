@@ -460,6 +460,21 @@ def test_a_window_that_nobody_holds_leaves_nothing():
     assert ranks(4, nothing_stays) == [([], 0)] * 4
 
 
+def closed_at_once():
+    comm, left = bk.Comm(), 0
+    for i in range(50):
+        w = bk.Window(torch.zeros(10), FullyConnected(), comm)
+        if i % 2:
+            w.put(wait=False)
+        w.close()
+        left += sum(each.name == "baguakit window" for each in threading.enumerate())
+    return left
+
+
+def test_a_window_that_is_closed_while_it_connects_has_no_thread_left():
+    assert ranks(4, closed_at_once) == [0] * 4
+
+
 # Ranks that end.
 
 
