@@ -297,7 +297,7 @@ OPERATIONS = {f"aten::{each.__name__}": each for each in (empty, empty_strided, 
 
 
 class Kind(NamedTuple):
-    """What the schema of an operation says."""
+    """The facts of an operation, from its schema."""
 
     own: Callable[..., Any] | None  # the function of this module that does it
     names: tuple[str, ...]  # of the arguments
