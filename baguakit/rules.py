@@ -82,6 +82,9 @@ class Rule(Algorithm):
 
     def __post_init__(self) -> None:
         check_fields(self)
+        for name in ("mix", "grace"):  # 0 and 0.0 are the same rule, also where ranks compare what is written
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, float(getattr(self, name)))
         free = self.window == "free_running"
         if not (self.quorum is self.grace is None or (free and self.stage.anchored)):
             raise ValueError(f"quorum={self.quorum} and grace={self.grace} are for free_running(OuterStep(…))")

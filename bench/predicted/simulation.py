@@ -9,6 +9,7 @@ Not in the model: the time to launch, misses of the instruction cache, and confl
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -115,18 +116,35 @@ def path(code: Code, counted: Any) -> list[Instruction]:
     warps = counted.programs * -(-counted.threads // WARP)
     all_ = code.instructions
     left = [counted.lines[each.line].warps / warps if each.line in counted.lines else 1.0 for each in all_]
+    left = [times / copies for times, copies in zip(left, unrolled(all_), strict=True)]
     found, at = [], 0
     while at < len(all_):
         each = all_[at]
         found.append(each)
         left[at] -= 1
         at += 1
-        if each.name == "EXIT" and not each.guarded:
+        if each.name == "EXIT" and not (each.guarded and _due(all_, left, at)):
             break
         if each.name == "BRA" and each.target is not None and not each.opcode.startswith("BRA.DIV"):
             onward = at if each.conditional else len(all_)
             both = sorted((each.target, onward))  # a loop goes on, and what comes next is not left out, if it is due
             at = both[0] if both[1] == len(all_) or _due(all_[: both[1]], left, both[0]) else both[1]
+    return found
+
+
+def unrolled(code: Sequence[Instruction]) -> list[int]:
+    """Return into how many copies the assembler has made each instruction, by the accesses to memory in its block."""
+    accesses = Counter((each.line, each.opcode) for each in code if each.name in ("LDG", "STG", "LDS", "STS"))
+    found: list[int] = []
+    block: list[int] = []
+    length = 0
+    targets = {each.target for each in code}
+    for at, each in enumerate(code, 1):
+        length += 1
+        block += [accesses[each.line, each.opcode]] if (each.line, each.opcode) in accesses else []
+        if at == len(code) or at in targets or each.name in ("BRA", "EXIT", "RET"):
+            found += [min(block, default=1)] * length
+            block, length = [], 0
     return found
 
 

@@ -228,7 +228,8 @@ def changed(variant):
 
 
 CALLS = {
-    "find_kernel": changed,
+    "few_kernel": changed,
+    "many_kernel": changed,
     "gather_kernel": changed,
     "apply_kernel": changed,
     "compress_kernel": compress,

@@ -299,6 +299,6 @@ def test_values_that_have_changed_are_read_in_sixteen_bytes_and_nothing_spills(c
     for facts in changes:
         # Of eight bytes of stack, `apply_kernel` keeps a counter there.
         assert sum(facts["spilled"]) <= 8 * (facts["kernel"] == "apply_kernel"), name_of(facts)
-        if facts["target"].startswith("cuda") and facts["kernel"] == "find_kernel" and not facts["masked"]:
+        if facts["target"].startswith("cuda") and facts["kernel"] == "few_kernel" and not facts["masked"]:
             loads = sum(facts["accesses"].get(name, 0) for name in ("ld.global.v4.b32", "ld.global.v2.b64"))
             assert loads >= 2 * facts["values"] * facts["size"] // 16, (name_of(facts), facts["accesses"])

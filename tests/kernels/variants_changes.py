@@ -5,12 +5,16 @@ from variants import Variant
 from baguakit.kernels.changes import definition as changes
 from baguakit.kernels.changes import gpu as kernels
 
-POINTERS = {"heads_ptr": "*i32", "starts_ptr": "*i64", "lengths_ptr": "*i64", "slots_ptr": "*u8", "packed_ptr": "*u8"}
+POINTERS = {
+    "heads_ptr": "*i32", "starts_ptr": "*i64", "lengths_ptr": "*i64", "slots_ptr": "*u8", "words_ptr": "*i32",
+    "packed_ptr": "*u8",
+}  # fmt: skip
 
 
 def variants():
     for size in changes.WORDS:
-        yield from (variant(kernels.find_kernel, size, MASKED=masked) for masked in (False, True))
+        for kernel in (kernels.few_kernel, kernels.many_kernel):
+            yield from (variant(kernel, size, MASKED=masked) for masked in (False, True))
         yield variant(kernels.gather_kernel, size)
         yield variant(kernels.apply_kernel, size)
 
@@ -22,5 +26,14 @@ def variant(kernel, size, **constants):
     signature = {name: types[name] for name in kernel.arg_names if name not in constants}
     anywhere = {"packed_ptr"} if kernel is kernels.apply_kernel else set()
     aligned = tuple(name for name in signature if name.endswith("_ptr") and name not in anywhere)
+    warps = {"gather_kernel": 1, "few_kernel": kernels.LANES.value // 32}
     facts = {"size": size, "masked": constants.get("MASKED", True)}
-    return Variant(kernel, signature, constants, aligned, {"num_warps": kernels.WARPS}, changes.BLOCK, facts)
+    return Variant(
+        kernel,
+        signature,
+        constants,
+        aligned,
+        {"num_warps": warps.get(kernel.__name__, kernels.WARPS)},
+        changes.BLOCK,
+        facts,
+    )

@@ -1,6 +1,8 @@
 """The operations of `definition.py` for GPUs: the same bytes. A program takes a block.
 
-`find_kernel` packs a block where its values would begin; `gather_kernel` then moves what was packed together.
+`few_kernel` packs blocks of which few words have changed, as after a step of training: each lane takes a bit for each
+of 32 words, and only reads those that have changed again. `many_kernel` packs the others. Both write where the values
+would begin, and `gather_kernel` moves what was packed together.
 """
 
 import torch
@@ -14,30 +16,88 @@ from . import definition as changes
 BLOCK, LINE = tl.constexpr(changes.BLOCK), tl.constexpr(changes.LINE)
 LINES, BITMAP, ALL = tl.constexpr(changes.LINES), tl.constexpr(changes.BITMAP), tl.constexpr(changes.ALL)
 COUNTS, BITS = tl.constexpr(changes.BLOCK // changes.LINE), tl.constexpr(changes.BLOCK // 8)
-RUN = tl.constexpr(1024)  # packed values, or bytes, that a program handles at once
+RUN, RUNS = tl.constexpr(256), tl.constexpr(512)  # packed values, or bytes, that a program handles at once
+LANES = tl.constexpr(changes.BLOCK // 32)
+FEW = tl.constexpr(496)  # of a block of at least half the length: up to here, LINES is the shortest kind
 WARPS = 8
+LEFT = tl.constexpr(-1)  # the head of a block, until `many_kernel` has packed it
+
+
+@triton.jit
+def ones_in(x):
+    """Return how many bits of a uint32 are 1."""
+    x -= (x >> 1) & 0x55555555
+    x = (x & 0x33333333) + ((x >> 2) & 0x33333333)
+    return ((((x + (x >> 4)) & 0x0F0F0F0F) * 0x01010101) >> 24).to(tl.int32)
+
+
+@triton.jit
+def difference(new, old, SIZE: tl.constexpr):
+    """Return new − old modulo 2^(8 SIZE), signed, in int32 or int64."""
+    d = wide(new) - wide(old)
+    return (d << (32 - 8 * SIZE)) >> (32 - 8 * SIZE) if SIZE <= 2 else d
+
+
+@triton.jit
+def width(largest, SIZE: tl.constexpr):
+    """Return the least number of bytes for signed numbers up to `largest`."""
+    w = 1
+    for byte in tl.static_range(1, SIZE):
+        w += (largest >= (1 << (8 * byte - 1))).to(tl.int32)
+    return w
 
 
 @triton.jit(do_not_specialize=["n", "first"])
-def find_kernel(heads_ptr, new_ptr, old_ptr, slots_ptr, n, first, SIZE: tl.constexpr, MASKED: tl.constexpr):
+def few_kernel(heads_ptr, new_ptr, old_ptr, slots_ptr, words_ptr, n, first, SIZE: tl.constexpr, MASKED: tl.constexpr):
     block = (first + tl.program_id(0)).to(tl.int64)
-    i = tl.arange(0, BLOCK)
-    at = block * BLOCK + i
+    new_ptr, old_ptr, all_ = new_ptr + block * BLOCK, old_ptr + block * BLOCK, tl.arange(0, BLOCK)
     left = (n - block * BLOCK).to(tl.int32) if MASKED else BLOCK
-    inside = i < left if MASKED else None
-    new, old = load(new_ptr + at, inside), load(old_ptr + at, inside)
-    d = wide(new) - wide(old)
-    if SIZE <= 2:  # in a word of `size` bytes the difference wraps
-        d = (d << (32 - 8 * SIZE)) >> (32 - 8 * SIZE)
-    changed = d != 0
-    ones = changed.to(tl.int32)
-    m = tl.sum(ones)
-    head = 0
-    if m > 0:
-        largest = tl.max(d ^ tl.where(d < 0, -1, 0))
-        w = 1
-        for byte in tl.static_range(1, SIZE):
-            w += (largest >= (1 << (8 * byte - 1))).to(tl.int32)
+    inside = all_ < left if MASKED else None
+    changed = (load(new_ptr + all_, inside) != load(old_ptr + all_, inside)).to(tl.int32)
+    bits = tl.sum(tl.reshape(changed, (BLOCK // 8, 8)) << tl.arange(0, 8)[None, :], 1)
+    # Through memory each lane gets 32 bits; to move them between lanes, Triton would let four lanes do the same work.
+    tl.store(slots_ptr + block * BLOCK * SIZE + tl.arange(0, BLOCK // 8), bits.to(tl.uint8))
+    tl.debug_barrier()
+    lane = tl.arange(0, LANES)
+    bits = tl.load(words_ptr + block * (BLOCK * SIZE // 4) + lane).to(tl.uint32, bitcast=True)
+    count = ones_in(bits)
+    m, counts = tl.sum(count), tl.sum(tl.reshape(count, (COUNTS, LANES // COUNTS)), 1)
+    few = (m <= FEW) & (tl.max(counts) < LINE) & (left >= BLOCK // 2)
+    head = tl.where(m == 0, 0, LEFT)
+    if few & (m > 0):
+        out_ptr = slots_ptr + block * BLOCK * SIZE
+        tl.store(out_ptr + tl.arange(0, COUNTS), counts.to(tl.uint8))
+        k, largest = COUNTS + tl.cumsum(count) - count, tl.zeros((LANES,), tl.int64 if SIZE == 8 else tl.int32)
+        for _ in range(tl.max(count)):
+            there = bits != 0
+            i = lane * 32 + ones_in((bits & (0 - bits)) - 1)
+            new, old = load(new_ptr + i, there), load(old_ptr + i, there)
+            d = difference(new, old, SIZE)
+            largest |= d ^ tl.where(d < 0, -1, 0)
+            tl.store(out_ptr + k, i.to(tl.uint8), there)
+            for byte in tl.static_range(SIZE):  # those from w on lie behind what is packed
+                tl.store(out_ptr + m + byte * m + k, (d >> 8 * byte).to(tl.uint8), there)
+            tl.store(old_ptr + i, new, there)
+            bits &= bits - 1
+            k += 1
+        head = m + (width(tl.max(largest), SIZE) << 16) + (LINES << 20)
+    tl.store(heads_ptr + block, head)
+
+
+@triton.jit(do_not_specialize=["n", "first"])
+def many_kernel(heads_ptr, new_ptr, old_ptr, slots_ptr, words_ptr, n, first, SIZE: tl.constexpr, MASKED: tl.constexpr):
+    block = (first + tl.program_id(0)).to(tl.int64)
+    if tl.load(heads_ptr + block) == LEFT:
+        i = tl.arange(0, BLOCK)
+        at = block * BLOCK + i
+        left = (n - block * BLOCK).to(tl.int32) if MASKED else BLOCK
+        inside = i < left if MASKED else None
+        new, old = load(new_ptr + at, inside), load(old_ptr + at, inside)
+        d = difference(new, old, SIZE)
+        changed = d != 0
+        ones = changed.to(tl.int32)
+        m = tl.sum(ones)
+        w = width(tl.max(d ^ tl.where(d < 0, -1, 0)), SIZE)
         counts = tl.sum(tl.reshape(ones, (COUNTS, LINE)), 1)
         in_lines, in_bitmap = m * (1 + w) + 16, m * w + BITS
         few = (in_lines <= in_bitmap) & (tl.max(counts) < LINE)
@@ -57,8 +117,7 @@ def find_kernel(heads_ptr, new_ptr, old_ptr, slots_ptr, n, first, SIZE: tl.const
         for byte in tl.static_range(SIZE):
             tl.store(out_ptr + places + byte * every + k, (d >> 8 * byte).to(tl.uint8), told & (byte < w))
         tl.store(old_ptr + at, new, changed)
-        head = every + (w << 16) + (kind << 20)
-    tl.store(heads_ptr + block, head)
+        tl.store(heads_ptr + block, every + (w << 16) + (kind << 20))
 
 
 @triton.jit
@@ -71,8 +130,8 @@ def gather_kernel(packed_ptr, slots_ptr, starts_ptr, lengths_ptr, SIZE: tl.const
     block = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths_ptr + block)
     to_ptr, from_ptr = packed_ptr + tl.load(starts_ptr + block), slots_ptr + block * BLOCK * SIZE
-    for start in range(0, length, RUN):
-        at = start + tl.arange(0, RUN)
+    for start in range(0, length, RUNS):
+        at = start + tl.arange(0, RUNS)
         tl.store(to_ptr + at, tl.load(from_ptr + at, at < length, 0), at < length)
 
 
@@ -118,16 +177,17 @@ def add_told(x_ptr, i, planes_ptr, k, m, w, inside, SIZE):
 
 def encode(new: Tensor, old: Tensor, size: int) -> tuple[Tensor, list[Tensor]]:
     n, words = len(new) // size, changes.WORDS[size]
-    heads = torch.empty(-(-n // changes.BLOCK), dtype=torch.int32, device=new.device)
-    slots = torch.empty(len(heads) * changes.BLOCK * size, dtype=torch.uint8, device=new.device)
-    for first, blocks, masked in tiled(n, changes.BLOCK):
-        arguments = heads, new.view(words), old.view(words), slots, n, first
-        launch(find_kernel, blocks, *arguments, SIZE=size, MASKED=masked, num_warps=WARPS)
+    count, there = -(-n // changes.BLOCK), new.device
+    heads = torch.empty(count, dtype=torch.int32, device=there)
+    slots = torch.empty(count * changes.BLOCK * size, dtype=torch.uint8, device=there)
+    arguments = heads, new.view(words), old.view(words), slots, slots.view(torch.int32), n
+    for kernel, warps in ((few_kernel, LANES.value // 32), (many_kernel, WARPS)):
+        for first, blocks, masked in tiled(n, changes.BLOCK):
+            launch(kernel, blocks, *arguments, first, SIZE=size, MASKED=masked, num_warps=warps)
     lengths = changes.lengths_of(heads)
     ends = lengths.cumsum(0)
-    packed = torch.empty(int(ends[-1]) if n else 0, dtype=torch.uint8, device=new.device)
-    starts = ends - lengths
-    launch(gather_kernel, len(heads), packed, slots, starts, lengths, SIZE=size, num_warps=WARPS)
+    packed = torch.empty(int(ends[-1]) if n else 0, dtype=torch.uint8, device=there)
+    launch(gather_kernel, count, packed, slots, ends - lengths, lengths, SIZE=size, num_warps=1)
     return heads, [packed]
 
 
