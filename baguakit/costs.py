@@ -185,7 +185,7 @@ class Network(Declared):
             found = json.loads(text, object_hook=part)
             return cls(**found | {name: tuple(found[name]) for name in ("links", "codecs")})
         except (ValueError, TypeError, KeyError) as error:
-            raise ValueError(f"Network.to_json never wrote {describe(text)}: {type(error).__name__} {error}") from error
+            raise ValueError(f"Network.to_json never wrote text={describe(text)}: {error!r}") from error
 
     def __str__(self) -> str:
         def gigabytes(seconds: float) -> str:  # of seconds a byte

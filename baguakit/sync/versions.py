@@ -147,9 +147,9 @@ def named(tensors: Tensors) -> dict[str, Tensor]:
     for name, x in instance("tensors", found, Mapping, "a module, or tensors by name").items():
         if isinstance(tensors, nn.Module) and (not isinstance(x, Tensor) or any(x is each for each in kept.values())):
             continue
-        kept[name] = instance(f"tensor {name!r}", x, Tensor, "a tensor")
+        kept[name] = instance(f"tensors[{name!r}]", x, Tensor, "a tensor")
         if is_traceable_wrapper_subclass(x):
-            raise TypeError(f"tensor {name!r} is a {type(x).__name__}, whose parts have no place here; pass the parts")
+            raise TypeError(f"tensors[{name!r}] is a {type(x).__name__}, whose parts have no place here; pass those")
     return kept
 
 

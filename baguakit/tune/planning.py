@@ -16,6 +16,7 @@ from ..costs import Codec, Line, Link, Network, sizes_of
 from ..rules import Algorithm, Rule, hierarchical
 from ..stages import Hierarchical
 from ..topology import Exponential
+from ..topology.base import MOST_RANKS
 from .prediction import COUNT, Prediction, buckets_of, effect, predict
 from .probing import Compute, probe, timed
 
@@ -245,8 +246,8 @@ def distinct(rules: Sequence[Rule], named: Mapping[str, Tensor], sizes: Sequence
 
 @checked
 def describe(
-    nodes: Positive,
-    per_node: Positive,
+    nodes: Annotated[int, Range(1, MOST_RANKS)],
+    per_node: Annotated[int, Range(1, MOST_RANKS)],
     between: Rate,
     within: Rate,
     within_to_all: Rate | None = None,
@@ -275,7 +276,7 @@ def describe(
         device: "cuda" or "cpu".
 
     Raises:
-        ValueError: a number is not positive.
+        ValueError: a number is out of range.
     """
     n, L, N = nodes, per_node, nodes * per_node
     out, ring, spread, byte = 1 / between, 1 / within, 1 / (within_to_all or within), 1 / memory
