@@ -130,9 +130,11 @@ class Links:
 
     def _accept(self) -> None:
         while not self.memory.closed:
-            with contextlib.suppress(OSError, Gone):
+            try:
                 made, _ = self.listener.accept()
                 self._run(self._answer_all, self._keep(made, None))
+            except (OSError, Gone):
+                time.sleep(PAUSE)  # where the process may open no more files, they take a while to be closed
 
     def _answer_all(self, line: Line) -> None:
         peer = -1

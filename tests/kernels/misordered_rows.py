@@ -43,7 +43,7 @@ PLANTED = {
         FILE, ((HALF, "0"),), means=tuple(AllGather(2, 257, seed=seed) for seed in range(3))
     ),
     "rows of all ranks at one place": Planted(
-        FILE, (("rank * row_bytes\n", "0\n"), ("peer * row_bytes\n", "0\n")), means=(AllToAll(3, 257),)
+        FILE, (("half + rank * row_bytes,", "half,"), ("peer * row_bytes\n", "0\n")), means=(AllToAll(3, 257),)
     ),
     "a mean in the memory of neighbours": Planted(
         "tiles_gpu.py", ((KINDS, "        if False:\n"),), means=(*CHAIN[:2], Averaged(3, 257), *CHAIN[2:4])
