@@ -253,13 +253,17 @@ def difference(rank: int, ours: Written, theirs: Written, verb: str) -> str:
 def broadcast_tensors(tensors: Iterable[Tensor], comm: Comm, device: torch.device, source: int = 0) -> None:
     """Overwrite tensors, such as parameters and buffers, with the same tensors of rank `source`. Collective.
 
-    What is frozen, or read from the same file, need not cross a slow network: where gloo sends, digests are compared
-    first, and tensors that are equal on all ranks are not sent.
+    What is frozen, or read from the same file, need not cross a slow network: where gloo sends, ranks compare digests
+    with those of `source` first, and tensors that are equal on all ranks are not sent.
     """
-    tensors, fast = list(tensors), comm._by_nccl(device)
-    told = [] if fast else comm.gather_objects([digest_of(x) for x in tensors], plain=True)
-    for x, *digests in zip(tensors, *told, strict=True):
-        if fast or len(set(digests)) > 1:
+    tensors = list(tensors)
+    differ = torch.ones(len(tensors), dtype=torch.int32)
+    if tensors and not comm._by_nccl(device):
+        mine = [digest_of(x) for x in tensors]
+        theirs = comm.broadcast_object(mine, source)
+        comm.all_reduce(differ.copy_(torch.tensor([a != b for a, b in zip(mine, theirs, strict=True)])))
+    for x, other in zip(tensors, differ.tolist(), strict=True):
+        if other:
             broadcast_into(x, comm, device, source)
 
 

@@ -129,7 +129,7 @@ def test_who_has_run_out_would_not_choose():
         with pytest.raises(ValueError, match=says), att.join():
             pass
         att.detach()
-        with pytest.raises(ValueError, match="a hook does not say which is the first"):
+        with pytest.raises(ValueError, match="a hook does not name it"):
             bk.interop.ddp(nn.parallel.DistributedDataParallel(model), bk.stages.NeighborMean(graph), bk.Comm())
 
     ranks(2, run)
