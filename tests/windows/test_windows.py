@@ -436,11 +436,11 @@ def alone():
         w.update(staleness=0)
         w.collect()
         assert w.versions == w.pending == w.lost == {} and w.p == 0.5 and torch.equal(x, torch.full((3,), 0.5))
-    return [each.name for each in threading.enumerate()]
+    return [each.name for each in threading.enumerate() if each.name == "baguakit window"]
 
 
 def test_one_rank_is_alone():
-    assert ranks(1, alone) == [["MainThread"]]
+    assert ranks(1, alone) == [[]]
 
 
 def nothing_stays():
@@ -513,15 +513,16 @@ def test_the_edges_of_a_rank_that_ends_are_dropped_and_what_was_for_it_comes_bac
 def one_stopped(folder):
     """Stop rank 1 until all others have dropped it."""
     comm = bk.Comm()
-    w = bk.Window(torch.ones(3), FullyConnected(), comm, timeout=0.5)
+    w = bk.Window(torch.ones(3), FullyConnected(), comm, timeout=3.0)
     w.put()
     (folder / f"pid{comm.rank}").write_text(str(os.getpid()))
     meet(comm)
     if comm.rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
     else:
-        w.accumulate(dst_weights=[1], wait=True)  # returns when the edge is dropped
-        assert "has not answered for 0.5 s" in w.lost[1] and w.pending[1] == 0
+        while 1 not in w.lost:  # it may answer until it has stopped
+            w.accumulate(dst_weights=[1], wait=True)
+        assert "has not answered for 3.0 s" in w.lost[1] and w.pending[1] == 0
         (folder / f"dropped{comm.rank}").touch()
         while len(list(folder.glob("dropped*"))) < comm.size - 1:
             time.sleep(0.01)
