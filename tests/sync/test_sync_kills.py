@@ -1,18 +1,16 @@
 """Publishers and subscribers are killed at drawn points: whoever is left has a published version, and then the newest.
 
-Processes are forked, so that hundreds of them begin quickly. The weights of a version are a function of its number.
+The weights of a version are a function of its number.
 """
 
-import os
 import random
-import signal
 import time
-import traceback
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
+from forks import end, forked, kill
 
 import baguakit as bk
 
@@ -31,28 +29,6 @@ def weights(version: int) -> dict[str, torch.Tensor]:
 
 def is_version(tensors: dict[str, torch.Tensor], version: int) -> bool:
     return all(torch.equal(x, weights(version)[name]) for name, x in tensors.items())
-
-
-def forked(work, *arguments) -> int:
-    """Run `work` in a forked process, whose exit status is 0 if it returns True; return the process's number."""
-    if (child := os.fork()) == 0:
-        status = 1
-        try:
-            status = int(work(*arguments) is not True)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    return child
-
-
-def end(child: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def kill(child: int) -> None:
-    os.kill(child, signal.SIGKILL)
-    assert end(child) == -signal.SIGKILL
 
 
 def publish_for_ever(folder):

@@ -8,12 +8,12 @@ import random
 import signal
 import threading
 import time
-import traceback
 from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
+from forks import end, forked, kill
 
 import baguakit as bk
 from baguakit.compressors import MinMaxUInt8
@@ -21,19 +21,6 @@ from baguakit.topology import FullyConnected
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 SIZE, LIMIT = 5, timedelta(seconds=60)
-
-
-def forked(work, *arguments) -> int:
-    """Run `work` in a forked process, whose exit status is 0 if it returns True; return the process's number."""
-    if (child := os.fork()) == 0:
-        status = 1
-        try:
-            status = int(work(*arguments) is not True)
-        except BaseException:
-            traceback.print_exc()
-        finally:
-            os._exit(status)
-    return child
 
 
 def whole(x) -> bool:
@@ -86,8 +73,8 @@ def test_ranks_are_killed_one_after_another(tmp_path, seed, compressor):
             time.sleep(0.01)
         for victim in draw.sample(range(1, SIZE), SIZE - 1):
             time.sleep(draw.random() * 0.1)
-            os.kill(children[victim], signal.SIGKILL)
-        assert os.waitstatus_to_exitcode(os.waitpid(children[0], 0)[1]) == 0
+            kill(children[victim])
+        assert end(children[0]) == 0
         assert not (tmp_path / "torn").exists()
     finally:
         for child in children:

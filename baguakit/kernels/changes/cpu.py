@@ -17,7 +17,8 @@ def encode(new: Tensor, old: Tensor, size: int) -> tuple[Tensor, list[Tensor]]:
     packed = []
     many = MANY * BLOCK * size
     for x, y, part in zip(new.split(many), old.split(many), heads.split(MANY), strict=True):
-        cpu.call("changes", "changes_encode", x, y, part, slots, ends, len(x) // size, size, cpu.threads(len(x)))
+        n = len(x) // size
+        cpu.call("changes", "changes_encode", x, y, part, slots, ends, n, size, cpu.threads(n))
         packed.append(slots[: int(ends[0])].clone())
     return heads, packed
 

@@ -16,11 +16,11 @@ from . import definition as changes
 BLOCK, LINE = tl.constexpr(changes.BLOCK), tl.constexpr(changes.LINE)
 LINES, BITMAP, ALL = tl.constexpr(changes.LINES), tl.constexpr(changes.BITMAP), tl.constexpr(changes.ALL)
 COUNTS, BITS = tl.constexpr(changes.BLOCK // changes.LINE), tl.constexpr(changes.BLOCK // 8)
-RUN, RUNS = tl.constexpr(256), tl.constexpr(512)  # packed values, or bytes, that a program handles at once
+RUN, CHUNK = tl.constexpr(256), tl.constexpr(512)  # packed values, and bytes, that a program handles at once
 LANES = tl.constexpr(changes.BLOCK // 32)
 FEW = tl.constexpr(496)  # of a block of at least half the length: up to here, LINES is the shortest kind
 WARPS = 8
-LEFT = tl.constexpr(-1)  # the head of a block, until `many_kernel` has packed it
+UNPACKED = tl.constexpr(-1)  # the head of a block, until `many_kernel` has packed it
 
 
 @triton.jit
@@ -63,7 +63,7 @@ def few_kernel(heads_ptr, new_ptr, old_ptr, slots_ptr, words_ptr, n, first, SIZE
     count = ones_in(bits)
     m, counts = tl.sum(count), tl.sum(tl.reshape(count, (COUNTS, LANES // COUNTS)), 1)
     few = (m <= FEW) & (tl.max(counts) < LINE) & (left >= BLOCK // 2)
-    head = tl.where(m == 0, 0, LEFT)
+    head = tl.where(m == 0, 0, UNPACKED)
     if few & (m > 0):
         out_ptr = slots_ptr + block * BLOCK * SIZE
         tl.store(out_ptr + tl.arange(0, COUNTS), counts.to(tl.uint8))
@@ -87,7 +87,7 @@ def few_kernel(heads_ptr, new_ptr, old_ptr, slots_ptr, words_ptr, n, first, SIZE
 @triton.jit(do_not_specialize=["n", "first"])
 def many_kernel(heads_ptr, new_ptr, old_ptr, slots_ptr, words_ptr, n, first, SIZE: tl.constexpr, MASKED: tl.constexpr):
     block = (first + tl.program_id(0)).to(tl.int64)
-    if tl.load(heads_ptr + block) == LEFT:
+    if tl.load(heads_ptr + block) == UNPACKED:
         i = tl.arange(0, BLOCK)
         at = block * BLOCK + i
         left = (n - block * BLOCK).to(tl.int32) if MASKED else BLOCK
@@ -130,8 +130,8 @@ def gather_kernel(packed_ptr, slots_ptr, starts_ptr, lengths_ptr, SIZE: tl.const
     block = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths_ptr + block)
     to_ptr, from_ptr = packed_ptr + tl.load(starts_ptr + block), slots_ptr + block * BLOCK * SIZE
-    for start in range(0, length, RUNS):
-        at = start + tl.arange(0, RUNS)
+    for start in range(0, length, CHUNK):
+        at = start + tl.arange(0, CHUNK)
         tl.store(to_ptr + at, tl.load(from_ptr + at, at < length, 0), at < length)
 
 
