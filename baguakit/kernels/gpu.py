@@ -92,6 +92,33 @@ def rounded(x, dtype):
         return x.to(dtype)
 
 
+# Triton spreads the first axis of a tile over a program's warps: they then share a block, and exchange its values and
+# stripes through shared memory. Of *columns* (run, runs of a block, blocks) the last axis comes before the second: a
+# warp takes whole blocks, and keeps them as the tile changes its shape.
+
+
+@triton.jit
+def columns_at(ptr, block, WIDTH, BLOCK):
+    """Return pointers to whole blocks in columns, of which a thread takes WIDTH values at once."""
+    RUN: tl.constexpr = BLOCK if BLOCK % (32 * WIDTH) else 32 * WIDTH
+    BYTES: tl.constexpr = WIDTH * (ptr.dtype.element_ty.primitive_bitwidth // 8)
+    place = tl.arange(0, RUN)[:, None, None] + tl.arange(0, BLOCK // RUN)[None, :, None] * RUN
+    return tl.multiple_of(ptr + (block[None, None, :] * BLOCK + place), [BYTES, BYTES, BYTES])
+
+
+@triton.jit
+def in_columns(x, at):
+    """Return a tile (width, blocks) in columns if its pointers are."""
+    two: tl.constexpr = len(at.shape) == 2
+    return x if two else tl.permute(tl.reshape(x, (at.shape[1], at.shape[0], x.shape[1])), (1, 0, 2))
+
+
+@triton.jit
+def in_blocks(x):
+    two: tl.constexpr = len(x.shape) == 2
+    return x if two else tl.reshape(tl.permute(x, (1, 0, 2)), (x.shape[1] * x.shape[0], x.shape[2]))
+
+
 @triton.jit
 def load(ptr, inside):
     return tl.load(ptr) if inside is None else tl.load(ptr, inside, 0)

@@ -3,7 +3,7 @@
 All is predicted. Between two waits a program computes, and its stores leave over the bus, which takes the longer of the
 two; phases follow each other. With c the clocks of a phase for each tile, b the bytes that a hop sends, p its packets:
 
-    one kernel      launch + Σ over phases max(c t/clock, (b + header p)/rate) + n releases and a signal for each wait
+    one kernel      launch + Σ over phases max(c t/clock, (b + header p)/rate) + a release and a signal for each wait
     ring            NCCL's all-reduce of S bytes: base + 2 (n − 1) step + 2 (n − 1)/n S/rate
     three kernels   compress, average and decompress, as predicted for an H100, and NCCL between them
 
@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from baguakit.comm.symmetric import CTAS
 from bench.predicted.model import H100
 
-GPUS, CTAS = 8, 16
+GPUS = 8
 LAUNCH = 2e-6  # seconds from the end of one kernel to the begin of the next of its stream
 BASE = 8.4e-6  # seconds: NCCL's own estimate of a ring with the protocol "Simple" (src/graph/tuning.cc)
 STAGED = 1.9e9  # bytes a second of NCCL through memory of the host, on PCIe 4.0 x16, measured by others: sglang#39605
@@ -33,7 +34,7 @@ class Bus:
     Attributes:
         rate: bytes a second and GPU, each way, headers included.
         header: bytes of a packet beside its values.
-        release: seconds that a program waits, before it signals a rank, until its stores have arrived.
+        release: seconds that a program waits, before it signals all ranks, until its stores have arrived.
         signal: seconds from the last release of a phase until all programs of other ranks have seen it.
         step: seconds of a step of NCCL's ring, by NCCL's own estimate for such a bus.
         host_memory: bytes a second of the memory of the host, reads and writes together, where all goes through it.
@@ -106,7 +107,7 @@ def exchange(row: Row, bus: Bus, values: int, ctas: int = CTAS) -> float:
     """Return the seconds of a mean in one kernel."""
     parts = one_kernel(row, bus, values, ctas)
     waits = len(parts) - 1
-    return LAUNCH + sum(parts.values()) + waits * (row["ranks"] * bus.release + bus.signal)
+    return LAUNCH + sum(parts.values()) + waits * (bus.release + bus.signal)
 
 
 def ring(bus: Bus, size: int, n: int = GPUS) -> float:

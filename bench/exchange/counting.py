@@ -35,7 +35,7 @@ from ptx.watching.counters import KINDS, Counters
 
 from .node import Node, needed, separately, wire_of
 
-ARCH, TILES = 90, 1  # tiles of a shard, each a program's
+ARCH, TILES = 90, 2  # tiles of a shard, which a program takes one after another
 CODECS: dict[str, Compressor | None] = {
     repr(each): each for each in (MinMaxUInt8(), Float8(), UInt4(), UInt2(), Sign(), BFloat16())
 } | {"exact": None}
@@ -173,7 +173,7 @@ def count(name: str, ranks: int, one_hop: bool) -> dict[str, Any]:
     constants = wire.constants(1 << 20, 4, True)
     tile = constants["BLOCK"] * constants["BLOCKS"]
     length = TILES * tile * (1 if one_hop else ranks)
-    node = Node(ranks, needed(ranks, wire, length, one_hop), TILES)
+    node = Node(ranks, needed(ranks, wire, length, one_hop), 1)
     counted: list[Any] = []
     places: list[Places] = []
     values = [torch.randn(length, generator=torch.Generator().manual_seed(rank)) for rank in range(ranks)]
@@ -236,7 +236,7 @@ def _timed(place: Mean, counted: Any, ranks: int) -> dict[str, Any]:
         steps = [
             _placed(step, each, place, kind, ranks) for step, each in zip(launch.steps, _path(launch), strict=True)
         ]
-        parts = phases(steps, [each.opcode for each in _path(launch)])
+        parts = phases(steps, [_opcode(each, counted.ptx) for each in _path(launch)])
         clocks[kind] = {
             name: Multiprocessor(part, launch.warps, 1, SECTORS).clocks() / TILES
             for name, part in zip(PHASES if len(parts) == 3 else ("send", "land"), parts, strict=True)
@@ -246,6 +246,17 @@ def _timed(place: Mean, counted: Any, ranks: int) -> dict[str, Any]:
 
 def _path(launch: Assembled) -> Sequence[Any]:
     return path(launch.code, launch.counted)
+
+
+def _opcode(each: Any, ptx: str) -> str:
+    """Return the opcode of an instruction; of the branch past a release, which most warps take, that of the release."""
+    return "ST.STRONG.SYS" if each.name == "BRA" and each.line in _told(ptx) else str(each.opcode)
+
+
+@functools.lru_cache(maxsize=2)
+def _told(ptx: str) -> set[int]:
+    """Return the lines behind which a release begins."""
+    return {place for place, line in enumerate(ptx.split("\n")) if "st.release.sys" in line}
 
 
 def _placed(step: Step, each: Any, place: Mean, kind: str, ranks: int) -> Step:

@@ -93,8 +93,10 @@ def wire_of(codec: Compressor | None, dtype: torch.dtype = torch.float32) -> Wir
 
 
 def needed(ranks: int, wire: Wire, length: int, one_hop: bool = False) -> int:
-    """Return the bytes of each half of a rank's memory for a mean of `length` values."""
-    return bytes_of(Memory(0, ranks, *[torch.empty(0, dtype=torch.int32)] * 3, 0, 0), wire, length, one_hop)
+    """Return the bytes of each half of a rank's memory for a mean of `length` values, with room for lines."""
+    return 2 * ranks * LINE + bytes_of(
+        Memory(0, ranks, *[torch.empty(0, dtype=torch.int32)] * 3, 0, 0), wire, length, one_hop
+    )
 
 
 @triton.jit(

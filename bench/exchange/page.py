@@ -1,6 +1,7 @@
 """The page bench/exchange/README.md."""
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,9 @@ from .node import wire_of
 PAGE = Path(__file__).parent / "README.md"
 RESULTS = Path(__file__).parents[1] / "results"
 COUNTS = RESULTS / "exchange-counts.jsonl"
+ORDERS = RESULTS / "exchange-orders.jsonl"
 SIZES = (1, 16, 64)  # MiB of fp32
-SOME = (8, 16, 32)  # CTAs
+SOME = (8, 16, 32, 64)  # CTAs
 HEAD = """# Exchanges in one kernel
 
 This page is written by `python -m bench.exchange` from the lines of JSON in `bench/results/`; do not edit it.
@@ -52,9 +54,9 @@ COUNTED = """## Counted by the executor
 Whole tiles, fp32 in and out, no residual. *Device* is what memory of a rank's device moves if each sector of 32 bytes
 moves once, arriving rows included; *asked* are all sectors that instructions ask for. *Bus* is what a rank sends to all
 others together: bytes, sectors, and packets (what a warp's instruction stores in a line of 128 bytes), which say how
-full they are: rows begin at multiples of 16 bytes, where a store of 128 bytes is two packets. A signal is a packet of
-four bytes; each warp writes it. Without peer access all memory is on the host:
-*to* and *from the host* are the bytes that a rank stores there and loads from there.
+full they are; rows begin with lines. A signal is a packet of four bytes; one warp of a program writes those to all
+ranks. Without peer access all memory is on the host: *to* and *from the host* are the bytes that a rank stores there
+and loads from there.
 
 A mean is one launch, and so is any other exchange. A flight, without the flags of an attached model, launches the
 following. Operators are those of torch. The five exchanges are an all-gather, a reduce-scatter, an all-to-all of equal
@@ -85,11 +87,20 @@ ASSUMED = """Assumptions, none of them measured here:
   cached. Why NCCL's loads are so slow is not known: the fourth table is for a machine on which ours are no faster.
 * Memory of the host moves {ddr4:.0f} GB/s (PCIe 5.0: {ddr5:.0f}), reads and writes of all ranks together: 80 % of
   eight channels of DDR4-3200 (twelve of DDR5-4800) of one socket.
-* A program signals all ranks one after another, each time when its stores have arrived, which takes {release} µs
+* A program signals all ranks at once, when its stores have arrived, which takes {release} µs
   (NVLink: {nvlink_release}). The last signal is seen after {signal} µs (host: {host_signal}, NVLink: {nvlink_signal}).
   Polls cost nothing, though each warp reads a word of every rank, on the host over the bus.
 * A launch takes {launch:g} µs, and all ranks begin at once. Kernels apart have the whole GPU; a mean in one kernel
   leaves all but its CTAs to the backward beside it.
+"""
+
+
+ORDERED = """## Orders that were tried
+
+In each order of programs every result had the bytes of the definition, and no race, wrong signal or wait without end
+was found. A line sums the cases of a test that passed; seconds are those of a CPU, on a busy machine. Written by
+
+    EXECUTED_ORDERS=bench/results/exchange-orders.jsonl scripts/test --ptx 90 -m "" tests/kernels/test_executed_*.py
 """
 
 
@@ -104,10 +115,11 @@ def write(counts: Path = COUNTS, page: Path = PAGE) -> Path:
         for case, each in launched.items()
     )
     parts = [HEAD + str(about).partition("\n\n")[2], WHICH, COUNTED.format(flights=said), counted(rows)]
+    parts += [ORDERED, ordered(read(ORDERS))]
     parts.append(PREDICTED.format(gpus=GPUS, ctas=CTAS))
     for bus in BUSES:
         parts += [f"### {bus.name}\n", predicted(rows, kernels, bus), faster(rows, kernels, bus) + "\n"]
-    parts += [f"With fewer CTAs, 64 MiB:\n\n{by_ctas(rows)}\n", assumed()]
+    parts += [f"With fewer and more CTAs, 64 MiB:\n\n{by_ctas(rows)}\n", assumed()]
     page.write_text("\n".join(parts))
     return page
 
@@ -136,6 +148,19 @@ def counted(rows: Sequence[Mapping[str, Any]]) -> str:
             ]
         )  # fmt: skip
     return table(COUNTS_HEAD, lines)
+
+
+def ordered(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of orders, by test and architecture; of a case that ran twice, the latest run counts."""
+    latest = {(row["test"], row["arch"]): row for row in rows}
+    sums: dict[tuple[str, int], Counter[str]] = {}
+    names = ("cases", "orders", "exchanges", "turns", "seconds")
+    for (test, arch), row in latest.items():
+        sums.setdefault((test.partition("[")[0], arch), Counter()).update({"cases": 1} | {n: row[n] for n in names[1:]})
+    lines = [
+        [f"`{test}`", f"{arch}", *(f"{each[n]:,.0f}" for n in names)] for (test, arch), each in sorted(sums.items())
+    ]
+    return table(("test", "sm", *names), lines)
 
 
 def of(rows: Sequence[Mapping[str, Any]], name: str, one_hop: bool) -> Mapping[str, Any]:
@@ -188,7 +213,7 @@ def bound(row: Mapping[str, Any], bus: Bus, values: int) -> str:
 
 
 def by_ctas(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return the table of fewer CTAs."""
+    """Return the table of other numbers of CTAs."""
     chosen = [bus for bus in BUSES if not bus.reads]
     head = ["*predicted* µs of 64 MiB, by CTAs", *(f"{bus.name}: {', '.join(map(str, SOME))}" for bus in chosen)]
     return table(

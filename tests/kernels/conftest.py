@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +44,20 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
             counts = {"arch": gpu.arch, "files": files, "tests": tests, "launches": len(gpu.launches)}
             with open(path, "a") as file:
                 file.write(json.dumps(counts | {"variants": variants}) + "\n")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
+    """Append the orders that a passing test has tried, as a line of JSON, to the file that EXECUTED_ORDERS names."""
+    counts, begun = getattr(sys.modules.get("exchanges"), "COUNTS", {}), time.process_time()
+    before = dict(counts)
+    result = yield
+    tried = {name: counts[name] - before.get(name, 0) for name in counts}
+    if (path := os.environ.get("EXECUTED_ORDERS")) and tried.get("orders"):
+        row = {"arch": item.config.getoption("ptx"), "test": f"{item.path.stem}::{item.name}", **tried}
+        with open(path, "a") as file:
+            file.write(json.dumps(row | {"seconds": round(time.process_time() - begun, 1)}) + "\n")
+    return result
 
 
 @pytest.fixture

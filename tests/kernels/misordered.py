@@ -41,13 +41,9 @@ BARRIER = "    tl.debug_barrier()\n"
 REACHED = "(read - number).to(tl.int32, bitcast=True) >= 0"
 FIRST_WAIT = "    good = all_heard(own_ptr, words_at, 0, ranks, number, control_ptr, limit, THREADS)\n"
 SECOND_WAIT = "            good = all_heard(own_ptr, words_at, 1, ranks, number, control_ptr, limit, THREADS)\n"
-FIRST_SIGNALS = """        for more in range(count):
-            announce(word_at(memory_of(peers_ptr, (peer + more) % ranks), words_at, 0, ranks, rank), number)
-"""
-SECOND_SIGNALS = """            for step in range(ranks):
-                announce(word_at(memory_of(peers_ptr, (rank + 1 + step) % ranks), words_at, 1, ranks, rank), number)
-"""
-FIRST_DATA, SECOND_DATA = "        count = ranks if ONE_HOP else 1\n", "            shard = tl.cast(rank, tl.int64)\n"
+FIRST_SIGNALS = "    tell_all(peers_ptr, words_at, 0, ranks, rank, number, THREADS)\n"
+SECOND_SIGNALS = "            tell_all(peers_ptr, words_at, 1, ranks, rank, number, THREADS)\n"
+FIRST_DATA, SECOND_DATA = "    for step in range(shards):\n", "            shard = tl.cast(rank, tl.int64)\n"
 ADVANCED = "    tl.store(counters_ptr + cta, number)\n"
 HALF = "(number & 1).to(tl.int64) * half_bytes"
 LANDED = "        row_ptr = own_ptr + half + (0 if ONE_HOP else (ranks + shard) * row_bytes)\n"
@@ -89,7 +85,7 @@ PLANTED = {
         (1 << 31) - 2,
     ),
     "the first signal before its data": Planted(
-        "mean_gpu.py", ((FIRST_SIGNALS, ""), (FIRST_DATA, FIRST_DATA + FIRST_SIGNALS))
+        "mean_gpu.py", ((FIRST_SIGNALS, ""), (FIRST_DATA, FIRST_SIGNALS + FIRST_DATA))
     ),
     "the second signal before its data": Planted(
         "mean_gpu.py", ((SECOND_SIGNALS, ""), (SECOND_DATA, SECOND_DATA + SECOND_SIGNALS))
@@ -103,7 +99,7 @@ PLANTED = {
         "mean_gpu.py", ((SECOND_SIGNALS, SECOND_SIGNALS.replace("words_at, 1", "words_at, 0")),), (DeadlockFault,)
     ),
     "the words of the first hop used again": Planted(
-        "tiles_gpu.py", (("((hop * ranks + sender) * tl.num_programs", "(sender * tl.num_programs"),)
+        "signals_gpu.py", (("((hop * ranks + sender) * tl.num_programs", "(sender * tl.num_programs"),)
     ),
     "a wait for all but the last rank": Planted(
         "tiles_gpu.py", (("tl.arange(0, THREADS) % ranks\n", "tl.arange(0, THREADS) % (ranks - 1)\n"),)

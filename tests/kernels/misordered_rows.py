@@ -15,11 +15,14 @@ TURNS = tuple(NeighborMean(3, 257, seed=k, edges=((k % 3, (k + 1) % 3), ((k + 1)
 BEFORE = "good = met(sends_ptr, own_ptr, words_at, rank, ranks, number - 1, control_ptr, limit, THREADS)"
 BEHIND = "good = met(heard_ptr, own_ptr, words_at, rank, ranks, number, control_ptr, limit, THREADS)"
 ALL = "good = all_heard(own_ptr, words_at, 0, ranks, number, control_ptr, limit, THREADS)"
-SIGNALS = """            for more in range(ranks if ONE else 1):
-                announce(word_at(memory_of(peers_ptr, (peer + more) % ranks), words_at, 0, ranks, rank), number)
+SIGNALS = "        tell_all(peers_ptr, words_at, 0, ranks, rank, number, THREADS)\n"
+BEGINS = "        for step in range(1 if ONE else ranks):\n"
+WITH_ROWS = """        places = tl.arange(0, THREADS)
+        told = (tl.load(sends_ptr + VALUES * ranks + places % ranks) > 0) | (places == rank)
+        words = word_at(memory_of(peers_ptr, places % ranks), words_at, 0, ranks, rank)
+        announce(words, number, tl.where(told, places, ranks), ranks)
 """
-BEGINS = "            part_ptr, count = x_ptr + begin, (ranks if OWN else ranks - 1) if ONE else 1\n"
-WITH_ROWS = SIGNALS.replace("range(ranks if ONE else 1)", "range(tl.where((n > 0) | (peer == rank), 1, 0))")
+IMPORT = "import heard, word_at\n"
 SLOT = "half_bytes // ranks // 16 * 16"
 HALF = "(number & 1).to(tl.int64) * half_bytes"
 KINDS = "        if neighbors != self.neighbors:\n"
@@ -36,7 +39,12 @@ PLANTED = {
         FILE, ((BEHIND, BEHIND.replace("heard_ptr", "sends_ptr")),), means=CHAIN
     ),
     "no wait before neighbours read": Planted(FILE, ((BEHIND, "good = number == number"),), means=CHAIN),
-    "signals of neighbours only with rows": Planted(FILE, ((SIGNALS, WITH_ROWS),), (DeadlockFault,), means=TURNS),
+    "signals of neighbours only with rows": Planted(
+        FILE,
+        ((SIGNALS, WITH_ROWS), (IMPORT, IMPORT.replace("heard", "announce, heard"))),
+        (DeadlockFault,),
+        means=TURNS,
+    ),
     "the signal before the rows": Planted(FILE, ((SIGNALS, ""), (BEGINS, SIGNALS + BEGINS)), means=SHORT),
     "no wait before shards are added": Planted(FILE, ((ALL, "good = number == number"),), means=SHORT),
     "one half used again": Planted(

@@ -44,7 +44,7 @@ CASES = [(name, codec) for name in EXCHANGES for codec in (None, MinMaxUInt8(), 
 def test_a_rank_writes_rows_and_signals_to_others_and_reads_nothing_there(name, codec, executed_gpu, table):
     exchange = EXCHANGES[name](codec)
     *_, done = run(executed_gpu, Place([exchange], CTAS), exchange)
-    signals = CTAS * 8  # one by each warp
+    signals = CTAS
     for rank, other in ((0, 1), (1, 0)):
         n = exchange.splits[rank][other] if isinstance(exchange, AllToAll) else LENGTH
         rows = row_bytes(codec, n)

@@ -18,7 +18,7 @@ numbers that the functions need.
 import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 
-from ..gpu import load, store, uniform
+from ..gpu import columns_at, in_blocks, in_columns, load, store, uniform
 
 BITS, PADDED, ROTATED = (tl.constexpr(place) for place in range(3))  # of FORM
 
@@ -46,7 +46,7 @@ def split(joined, PLANE):
 
 
 @triton.jit
-def bytes_at(row_ptr, n, block, PLANE, FORM, BLOCK, WIDTH):
+def bytes_at(row_ptr, n, block, PLANE, FORM, BLOCK, WIDTH, COLUMNS):
     """Return pointers to the bytes of one plane of a tile's codes, and a mask of the bytes that exist in the row."""
     if FORM[BITS] & -(2 * PLANE):  # planes of more bits come before
         blocks = (n.to(tl.int64) + (BLOCK - 1)) // BLOCK
@@ -54,20 +54,23 @@ def bytes_at(row_ptr, n, block, PLANE, FORM, BLOCK, WIDTH):
             if 8 >> before > PLANE and FORM[BITS] & (8 >> before):
                 row_ptr += (blocks * (BLOCK * (8 >> before) // 8) + 15) // 16 * 16
     STRIPES: tl.constexpr = 8 // PLANE
-    width = tl.minimum(tl.maximum(n - block * BLOCK, 0), BLOCK)[None, :]
-    stored = (width + (BLOCK - 1)) // BLOCK * BLOCK if FORM[PADDED] else width
-    byte = tl.arange(0, BLOCK // STRIPES)[:, None]
-    at = row_ptr + (block[None, :] * (BLOCK // STRIPES) + byte)
     # `packed_ptr` is not specialized on its alignment, so Triton uses only the hint below: a thread holds HELD bytes.
     # If it held 16 codes, each access of a warp to the values would touch parts of many cache lines, but no whole line.
     HELD: tl.constexpr = min(WIDTH, 4 * PLANE)
-    return tl.multiple_of(at, [HELD, HELD]), byte < (stored + (STRIPES - 1)) // STRIPES
+    if COLUMNS:
+        return columns_at(row_ptr, block, HELD, BLOCK // STRIPES), None
+    else:
+        width = tl.minimum(tl.maximum(n - block * BLOCK, 0), BLOCK)[None, :]
+        stored = (width + (BLOCK - 1)) // BLOCK * BLOCK if FORM[PADDED] else width
+        byte = tl.arange(0, BLOCK // STRIPES)[:, None]
+        at = row_ptr + (block[None, :] * (BLOCK // STRIPES) + byte)
+        return tl.multiple_of(at, [HELD, HELD]), byte < (stored + (STRIPES - 1)) // STRIPES
 
 
 @triton.jit
-def load_plane(row_ptr, n, block, PLANE, FORM, BLOCK, MASKED, WIDTH):
-    at, some = bytes_at(row_ptr, n, block, PLANE, FORM, BLOCK, WIDTH)
-    return split(load(at, some if MASKED else None), PLANE) << (FORM[BITS] & -(2 * PLANE))
+def load_plane(row_ptr, n, block, PLANE, FORM, BLOCK, MASKED, WIDTH, COLUMNS):
+    at, some = bytes_at(row_ptr, n, block, PLANE, FORM, BLOCK, WIDTH, COLUMNS)
+    return split(in_blocks(load(at, some if MASKED else None)), PLANE) << (FORM[BITS] & -(2 * PLANE))
 
 
 @triton.jit
@@ -108,18 +111,24 @@ def values_at(row_ptr, at, WIDTH, NARROW):
 
 
 @triton.jit
+def tile_at(row_ptr, block, at, WIDTH, BLOCK, MASKED):
+    """Return pointers to the values of a tile, in columns if it is whole."""
+    return values_at(row_ptr, at, WIDTH, True) if MASKED else columns_at(row_ptr, block, WIDTH, BLOCK)
+
+
+@triton.jit
 def word_of(row_ptr, header_at, block, WORD):
     return (row_ptr + header_at + block * (WORD.primitive_bitwidth // 8)).to(tl.pointer_type(WORD))
 
 
 @triton.jit
-def load_values(row_ptr, header_at, n, block, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH):
+def load_values(row_ptr, header_at, n, block, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH, COLUMNS=False):
     word = load(word_of(row_ptr, header_at, block, WORD), block * BLOCK < n if MASKED else None)
     LAST: tl.constexpr = FORM[BITS] & -FORM[BITS]
-    codes = load_plane(row_ptr, n, block, LAST, FORM, BLOCK, MASKED, WIDTH)
+    codes = load_plane(row_ptr, n, block, LAST, FORM, BLOCK, MASKED, WIDTH, COLUMNS)
     for plane in tl.static_range(3):
         if FORM[BITS] & (8 >> plane) and 8 >> plane > LAST:
-            codes |= load_plane(row_ptr, n, block, 8 >> plane, FORM, BLOCK, MASKED, WIDTH)
+            codes |= load_plane(row_ptr, n, block, 8 >> plane, FORM, BLOCK, MASKED, WIDTH, COLUMNS)
     return DECODE(codes, word, FORM)
 
 
@@ -134,15 +143,15 @@ def quantized(x, plain, draw, n, block, inside, MEASURE, ENCODE, FORM, BLOCK, MA
 
 
 @triton.jit
-def store_codes(row_ptr, header_at, codes, word, n, block, WORD, FORM, BLOCK, MASKED, WIDTH):
+def store_codes(row_ptr, header_at, codes, word, n, block, WORD, FORM, BLOCK, MASKED, WIDTH, COLUMNS=False):
     """Store the codes of a tile, plane by plane, and its headers. Without codes, store the headers only."""
     for plane in tl.static_range(4):
         if codes is not None and FORM[BITS] & (8 >> plane):
             part = codes
             if FORM[BITS] != 8 >> plane:
                 part = (codes >> (FORM[BITS] & -(16 >> plane))) & ((1 << (8 >> plane)) - 1)
-            at, some = bytes_at(row_ptr, n, block, 8 >> plane, FORM, BLOCK, WIDTH)
-            store(at, join(part, 8 >> plane), some if MASKED else None)
+            at, some = bytes_at(row_ptr, n, block, 8 >> plane, FORM, BLOCK, WIDTH, COLUMNS)
+            store(at, in_columns(join(part, 8 >> plane), at), some if MASKED else None)
     store(word_of(row_ptr, header_at, block, WORD), word, block * BLOCK < n if MASKED else None)
 
 
@@ -162,11 +171,11 @@ def store_values(
 
 @triton.jit
 def add_one_by_one(
-    packed_ptr, rows, row_bytes, header_at, n, block, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH
+    packed_ptr, rows, row_bytes, header_at, n, block, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, COLUMNS
 ):  # fmt: skip
     total = tl.zeros((BLOCK, BLOCKS), tl.float32)
     for _ in tl.range(rows, loop_unroll_factor=1 if MASKED else 4):
-        total += load_values(packed_ptr, header_at, n, block, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
+        total += load_values(packed_ptr, header_at, n, block, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH, COLUMNS)
         packed_ptr += row_bytes
     return total
 
@@ -174,7 +183,7 @@ def add_one_by_one(
 @triton.jit
 def averaged(
     packed_ptr, rows, row_bytes, header_at, n, block, inside,
-    ADD_UP, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH,
+    ADD_UP, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, COLUMNS=False,
 ):  # fmt: skip
     """Return the mean of a tile of rows, and whether it is known that no sum of its magnitudes rounds."""
     one = tl.full((1,), 1.0, tl.float32)
@@ -184,15 +193,16 @@ def averaged(
     if ADD_UP is None:
         plain: tl.constexpr = False
         mean = factor * add_one_by_one(
-            packed_ptr, rows, row_bytes, header_at, n, block, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH
+            packed_ptr, rows, row_bytes, header_at, n, block, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, COLUMNS
         )
     else:
         mean, exact, plain = ADD_UP(packed_ptr, rows, factor, row_bytes, header_at, block, FORM, BLOCK, WIDTH)
         plain &= even
         if not exact:
             mean = factor * add_one_by_one(
-                packed_ptr, rows, row_bytes, header_at, n, block, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH
-            )
+                packed_ptr, rows, row_bytes, header_at, n, block,
+                DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, COLUMNS,
+            )  # fmt: skip
     if not even:
         mean = tl.div_rn(mean, count)
     if MASKED and not FORM[PADDED]:

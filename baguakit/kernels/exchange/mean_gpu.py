@@ -2,7 +2,7 @@
 
 In two hops, with shards of n values:
 
-    shard s of rank r       →  row r of the inbox of rank s               packed; then a signal
+    shard s of rank r       →  row r of the inbox of rank s               packed; after all of them a signal
     mean of the n rows      →  row s of the means of every rank           added in the order of ranks, packed; a signal
     row s of one's own      →  shard s of x                               unpacked
 
@@ -17,8 +17,9 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from ..gpu import byte_of, launch
-from .signals_gpu import announce
-from .tiles_gpu import Memory, Wire, all_heard, land_tile, mean_tile, memory_of, send_tile, word_at
+from .tiles_gpu import LINE, Memory, Wire, all_heard, land_tile, mean_tile, memory_of, send_tile, tell_all
+
+INFINITY = tl.constexpr(0x7F800000)
 
 
 @triton.jit(
@@ -53,11 +54,9 @@ def mean_kernel(
             for tile in range(masked if MASKED else cta, tiles if MASKED else whole, ctas):
                 send_tile(
                     x_ptr, residual_ptr, peers_ptr, peer, count, ranks, row_at, signs_ptr, header_at, shard, tile, n,
-                    length, factor, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, NARROW,
+                    length, factor, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH,
                 )  # fmt: skip
-        for more in range(count):
-            announce(word_at(memory_of(peers_ptr, (peer + more) % ranks), words_at, 0, ranks, rank), number)
-
+    tell_all(peers_ptr, words_at, 0, ranks, rank, number, THREADS)
     good = all_heard(own_ptr, words_at, 0, ranks, number, control_ptr, limit, THREADS)
     if not ONE_HOP:  # noqa: SIM102 a constant decides what is compiled
         if good:
@@ -67,23 +66,23 @@ def mean_kernel(
                     mean_tile(
                         residual_ptr, peers_ptr, own_ptr + half, mean_at, signs_ptr, row_bytes, header_at, shard, ranks,
                         tile, n, length, ADD_UP, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH,
-                        NARROW, EXACT,
+                        EXACT,
                     )  # fmt: skip
-            for step in range(ranks):
-                announce(word_at(memory_of(peers_ptr, (rank + 1 + step) % ranks), words_at, 1, ranks, rank), number)
+            tell_all(peers_ptr, words_at, 1, ranks, rank, number, THREADS)
             good = all_heard(own_ptr, words_at, 1, ranks, number, control_ptr, limit, THREADS)
 
-    finite = good
+    largest = tl.zeros((BLOCK, BLOCKS), tl.int32)
     for place in range(shards):
         shard = tl.cast(place, tl.int64)
         row_ptr = own_ptr + half + (0 if ONE_HOP else (ranks + shard) * row_bytes)
         for MASKED in tl.static_range(2):
             for tile in range(masked if MASKED else cta, tiles if MASKED else whole, ctas):
-                finite &= land_tile(
-                    x_ptr, row_ptr, signs_ptr, row_bytes, header_at, shard, ranks, tile, n, length, good,
-                    DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, NARROW, EXACT, ONE_HOP,
+                largest = land_tile(
+                    x_ptr, row_ptr, signs_ptr, row_bytes, header_at, shard, ranks, tile, n, length, good, largest,
+                    DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, EXACT, ONE_HOP,
                 )  # fmt: skip
-    tl.store(ok_ptr + cta, finite.to(tl.uint8))
+    finite = tl.max(tl.reshape(largest, (BLOCK * BLOCKS,), can_reorder=True), 0) < INFINITY
+    tl.store(ok_ptr + cta, (good & finite).to(tl.uint8))
     tl.store(counters_ptr + cta, number)
 
 
@@ -116,9 +115,13 @@ def mean_(memory: Memory, wire: Wire, x: Tensor, residual: Tensor | None = None,
     memory.must_hold(f"a mean of {len(x):,} values", bytes_of(memory, wire, len(x), one_hop))
     ok = torch.empty(memory.ctas, dtype=torch.bool, device=x.device)
     at_16 = not any(each.data_ptr() % 16 for each in (x, residual) if each is not None)
+    signs, row, header_at = wire.arguments(n, x.device)
+    # Rows begin with lines, where there is room: then a warp's store of a line is one packet of a bus.
+    room = memory.half_bytes // ((1 if one_hop else 2) * memory.ranks)
+    stride = min(-(-row // LINE) * LINE, room // 16 * 16)
     launch(
         mean_kernel, memory.ctas, x, residual, byte_of(ok), memory.addresses, memory.counters, memory.control,
-        memory.rank, memory.ranks, memory.half_bytes, memory.limit, *wire.arguments(n, x.device), len(x), n,
+        memory.rank, memory.ranks, memory.half_bytes, memory.limit, signs, stride, header_at, len(x), n,
         ONE_HOP=one_hop, **wire.constants(n, x.itemsize, at_16),
     )  # fmt: skip
     return ok

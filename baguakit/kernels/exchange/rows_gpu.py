@@ -34,10 +34,10 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from ..blockwise.format import aligned
-from ..blockwise.tiles_gpu import ROTATED, locate, values_at
-from ..gpu import byte_of, launch, load, restore, store
-from .signals_gpu import announce, heard
-from .tiles_gpu import DTYPES, Memory, Wire, all_heard, fetched, land_tile, memory_of, send_tile, store_nan, word_at
+from ..blockwise.tiles_gpu import ROTATED, locate, tile_at
+from ..gpu import byte_of, in_blocks, in_columns, launch, load, restore, store
+from .signals_gpu import heard, word_at
+from .tiles_gpu import DTYPES, Memory, Wire, all_heard, fetched, land_tile, memory_of, send_tile, store_nan, tell_all
 
 # A table has, for each rank: where its part begins in a tensor, how many values it has, and where the headers of its
 # row begin (PLAIN: the row has values of x as they are). Neighbours wait for the ranks whose parts have values.
@@ -75,41 +75,42 @@ def tiles_of(n, TILE, MASKED):
 @triton.jit
 def send_part(
     x_ptr, residual_ptr, peers_ptr, first, count, ranks, row_at, signs_ptr, header_at, n, factor,
-    MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, WIDTH, NARROW,
+    MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, WIDTH,
 ):  # fmt: skip
     for MASKED in tl.static_range(2):
         begin, end = tiles_of(n, BLOCK * BLOCKS, MASKED)
         for tile in range(begin, end, tl.num_programs(0)):
             send_tile(
                 x_ptr, residual_ptr, peers_ptr, first, count, ranks, row_at, signs_ptr, header_at, 0, tile, n, n,
-                factor, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, NARROW,
+                factor, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH,
             )  # fmt: skip
 
 
 @triton.jit
-def land_part(out_ptr, row_ptr, signs_ptr, header_at, ranks, n, good, DECODE, WORD, FORM, BLOCK, BLOCKS, WIDTH, NARROW):
+def land_part(out_ptr, row_ptr, signs_ptr, header_at, ranks, n, good, DECODE, WORD, FORM, BLOCK, BLOCKS, WIDTH):
     for MASKED in tl.static_range(2):
         begin, end = tiles_of(n, BLOCK * BLOCKS, MASKED)
         for tile in range(begin, end, tl.num_programs(0)):
             land_tile(
-                out_ptr, row_ptr, signs_ptr, 0, header_at, 0, ranks, tile, n, n, good,
-                DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, NARROW, False, False,
+                out_ptr, row_ptr, signs_ptr, 0, header_at, 0, ranks, tile, n, n, good, None,
+                DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, False, False,
             )  # fmt: skip
 
 
 @triton.jit
 def add_tile(
     out_ptr, x_ptr, inbox_ptr, row_bytes, table_ptr, weights_ptr, signs_ptr, header_at, rank, ranks, tile, n, good,
-    DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDE, NARROW, EXACT, NEIGHBORS,
+    DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDE, EXACT, NEIGHBORS,
 ):  # fmt: skip
     """Store in out a tile of the weighted sum of rows, added as by `Compressor.add_`, or by `mixing.py` (NEIGHBORS)."""
     WIDTH: tl.constexpr = 1 if MASKED else WIDE  # masked values move one by one
     block, at, inside = locate(tile, n, FORM, BLOCK, BLOCKS, MASKED)
     present = inside if MASKED else None
-    out_at = values_at(out_ptr, at, WIDTH, MASKED or NARROW)
+    out_at = tile_at(out_ptr, block, at, WIDTH, BLOCK, MASKED)
     if good:
         if NEIGHBORS:
-            total = load(values_at(x_ptr, at, WIDTH, MASKED or NARROW), present).to(tl.float32)
+            x_at = tile_at(x_ptr, block, at, WIDTH, BLOCK, MASKED)
+            total = in_blocks(load(x_at, present)).to(tl.float32)
             total *= tl.load(weights_ptr + rank)
         else:
             total = tl.zeros((BLOCK, BLOCKS), tl.float32)
@@ -120,7 +121,8 @@ def add_tile(
                 row_ptr = inbox_ptr + tl.cast(peer, tl.int64) * row_bytes
                 y = fetched(row_ptr, header_at, n, block, at, inside, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
                 total = tl.fma(y, weight, total) if NEIGHBORS else total + weight * y
-        store(out_at, restore(total, signs_ptr) + 0.0 if FORM[ROTATED] else total, present)
+        total = restore(total, signs_ptr) + 0.0 if FORM[ROTATED] else total
+        store(out_at, in_columns(total, out_at), present)
     else:
         store_nan(out_at, present)
 
@@ -154,16 +156,15 @@ def rows_kernel(
             if RAW is not None and header_at == PLAIN:
                 send_part(
                     part_ptr.to(tl.pointer_type(RAW)), None, peers_ptr, peer, count, ranks, row_at, None, 0, n, None,
-                    None, None, None, RAW, BYTES, BLOCK, BLOCKS, WIDTH, NARROW,
+                    None, None, None, RAW, BYTES, BLOCK, BLOCKS, WIDTH,
                 )  # fmt: skip
             else:
                 send_part(
                     part_ptr, None if residual_ptr is None else residual_ptr + begin, peers_ptr, peer, count, ranks,
                     row_at, signs_ptr, header_at, n, tl.load(weights_ptr + ranks + peer) if EXACT else None,
-                    MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, WIDTH, NARROW,
+                    MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, WIDTH,
                 )  # fmt: skip
-            for more in range(ranks if ONE else 1):
-                announce(word_at(memory_of(peers_ptr, (peer + more) % ranks), words_at, 0, ranks, rank), number)
+        tell_all(peers_ptr, words_at, 0, ranks, rank, number, THREADS)
         if NEIGHBORS:
             good = met(heard_ptr, own_ptr, words_at, rank, ranks, number, control_ptr, limit, THREADS)
         else:
@@ -176,7 +177,7 @@ def rows_kernel(
             for tile in range(first, end, tl.num_programs(0)):
                 add_tile(
                     out_ptr, x_ptr, own_ptr + half, row_bytes, heard_ptr, weights_ptr, signs_ptr, header_at, rank,
-                    ranks, tile, n, good, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, NARROW, EXACT, NEIGHBORS,
+                    ranks, tile, n, good, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, EXACT, NEIGHBORS,
                 )  # fmt: skip
     else:
         for peer in range(ranks):
@@ -187,12 +188,12 @@ def rows_kernel(
             if RAW is not None and header_at == PLAIN:
                 land_part(
                     (out_ptr + begin).to(tl.pointer_type(RAW)), row_ptr, None, 0, ranks, n, good,
-                    None, RAW, BYTES, BLOCK, BLOCKS, WIDTH, NARROW,
+                    None, RAW, BYTES, BLOCK, BLOCKS, WIDTH,
                 )  # fmt: skip
             else:
                 land_part(
                     out_ptr + begin, row_ptr, signs_ptr, header_at, ranks, n, good,
-                    DECODE, WORD, FORM, BLOCK, BLOCKS, WIDTH, NARROW,
+                    DECODE, WORD, FORM, BLOCK, BLOCKS, WIDTH,
                 )  # fmt: skip
     tl.store(ok_ptr + cta, tl.cast(good, tl.uint8))
     tl.store(counters_ptr + cta, number)

@@ -9,9 +9,9 @@ The memory model of PTX orders the data of two ranks so:
     sender      stores of the CTA → barrier of the CTA → st.release.sys of the word
     receiver    ld.acquire.sys of the word → barrier of the CTA → loads of the CTA
 
-Every thread executes the release, and the first one makes the word visible: without the barrier before it, the other
-warps' data might come later. After the acquire only the threads that executed it may read the data, so a barrier must
-follow.
+A release waits until all stores before it are visible, so one warp executes it, at once for the words of all ranks.
+Without the barrier before it, the other warps' data might come later. After the acquire only the threads that executed
+it may read the data, so a barrier must follow.
 """
 
 import triton  # type: ignore[import-untyped]
@@ -21,11 +21,26 @@ EXPIRED = tl.constexpr(1 << 16)
 
 
 @triton.jit
-def announce(word_ptr, number):
-    """Write `number` to a word of another rank, after all that this CTA has stored before."""
+def word_at(base, words_at, hop, ranks, sender):
+    """Return the word in which a rank hears this CTA of `sender` in a hop; `base` is its memory."""
+    place = ((hop * ranks + sender) * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)
+    return (base + words_at).to(tl.pointer_type(tl.uint32)) + place
+
+
+@triton.jit
+def announce(words, number, places, count):
+    """Write `number` to those of the words (THREADS,) at places below `count`, after all that this CTA has stored."""
+    # By a branch: where only the store has a predicate, all warps wait until all is visible.
     tl.debug_barrier()
-    WRITE: tl.constexpr = "{ st.release.sys.global.u32 [$1], $2; mov.u32 $0, $2; }"
-    tl.inline_asm_elementwise(WRITE, "=r,l,r", [word_ptr.to(tl.int64), number], tl.uint32, False, 1)
+    WRITE: tl.constexpr = """{
+        .reg .pred %other;
+        setp.ge.s32 %other, $3, $4;
+        @%other bra TOLD;
+        st.release.sys.global.u32 [$1], $2;
+        TOLD: mov.u32 $0, $2;
+    }"""
+    operands = [words.to(tl.int64), number, places, count]
+    tl.inline_asm_elementwise(WRITE, "=r,l,r,r,r", operands, tl.uint32, False, 1)
 
 
 @triton.jit

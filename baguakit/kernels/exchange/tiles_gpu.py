@@ -22,11 +22,12 @@ from torch import Tensor
 
 from ..blockwise.format import PLANES, Format, aligned, twin_of
 from ..blockwise.gpu import WARP, WORDS
-from ..blockwise.tiles_gpu import ROTATED, averaged, load_values, locate, quantized, store_codes, values_at
-from ..gpu import load, restore, rotate, rounded, store
+from ..blockwise.tiles_gpu import ROTATED, averaged, load_values, locate, quantized, store_codes, tile_at
+from ..gpu import in_blocks, in_columns, load, restore, rotate, rounded, store
 from ..rotation import signs_of
-from .signals_gpu import heard
+from .signals_gpu import announce, heard, word_at
 
+LINE = 128  # bytes
 TILE = 4 * WARP  # values that a CTA takes at once
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 DTYPES |= {torch.int8: tl.int8, torch.int16: tl.int16, torch.int32: tl.int32, torch.int64: tl.int64}
@@ -124,10 +125,11 @@ def memory_of(peers_ptr, rank):
 
 
 @triton.jit
-def word_at(base, words_at, hop, ranks, sender):
-    """Return the word in which a rank hears this CTA of `sender` in a hop; `base` is its memory."""
-    place = ((hop * ranks + sender) * tl.num_programs(0) + tl.program_id(0)).to(tl.int64)
-    return (base + words_at).to(tl.pointer_type(tl.uint32)) + place
+def tell_all(peers_ptr, words_at, hop, ranks, rank, number, THREADS: tl.constexpr):
+    """Signal to all ranks, this one as well, that this CTA has stored what it has for them in a hop."""
+    places = tl.arange(0, THREADS)
+    words = word_at(memory_of(peers_ptr, tl.minimum(places, ranks - 1)), words_at, hop, ranks, rank)
+    announce(words, number, places, ranks)
 
 
 @triton.jit
@@ -177,31 +179,32 @@ def spread(
     for step in range(count):
         row_ptr = memory_of(peers_ptr, (first + step) % ranks) + row_at
         if DECODE is None:
-            numbers = values_at(row_ptr.to(tl.pointer_type(WORD)), at, WIDTH, True)
-            tl.store(numbers, codes, inside if MASKED else None)
+            numbers = tile_at(row_ptr.to(tl.pointer_type(WORD)), block, at, WIDTH, BLOCK, MASKED)
+            tl.store(numbers, in_columns(codes, numbers), inside if MASKED else None)
         else:
-            store_codes(row_ptr, header_at, codes, word, n, block, WORD, FORM, BLOCK, MASKED, WIDTH)
+            store_codes(row_ptr, header_at, codes, word, n, block, WORD, FORM, BLOCK, MASKED, WIDTH, not MASKED)
 
 
 @triton.jit
 def fetched(row_ptr, header_at, n, block, at, inside, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH):
     """Return the values of a tile of a packed row, which are rotated if the format rotates."""
     if DECODE is None:
-        numbers = values_at(row_ptr.to(tl.pointer_type(WORD)), at, WIDTH, True)
-        return widened(load(numbers, inside if MASKED else None))
+        numbers = tile_at(row_ptr.to(tl.pointer_type(WORD)), block, at, WIDTH, BLOCK, MASKED)
+        return widened(in_blocks(load(numbers, inside if MASKED else None)))
     else:
-        return load_values(row_ptr, header_at, n, block, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
+        return load_values(row_ptr, header_at, n, block, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH, not MASKED)
 
 
 @triton.jit
 def send_tile(
     x_ptr, residual_ptr, peers_ptr, first, count, ranks, row_at, signs_ptr, header_at, shard, tile, n, length, factor,
-    MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDE, NARROW,
+    MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDE,
 ):  # fmt: skip
     """Pack a tile of a shard, times a factor if there is one, for `count` ranks from `first` on; store what is lost."""
     WIDTH: tl.constexpr = 1 if MASKED else WIDE  # masked values move one by one
     block, at, inside, present = place_of(tile, shard, n, length, FORM, BLOCK, BLOCKS, MASKED)
-    x = widened(load(values_at(x_ptr + shard * n, at, WIDTH, MASKED or NARROW), present if MASKED else None))
+    x_at = tile_at(x_ptr + shard * n, block, at, WIDTH, BLOCK, MASKED)
+    x = widened(in_blocks(load(x_at, present if MASKED else None)))
     if factor is not None:
         x *= factor
     coded = rotate(x, signs_ptr) if FORM[ROTATED] else x
@@ -213,13 +216,14 @@ def send_tile(
     if residual_ptr is not None:
         values = unpacked(codes, word, DECODE, FORM)
         lost = x - (restore(values, signs_ptr) if FORM[ROTATED] else values)
-        store(values_at(residual_ptr + shard * n, at, WIDTH, MASKED or NARROW), lost, present if MASKED else None)
+        residual_at = tile_at(residual_ptr + shard * n, block, at, WIDTH, BLOCK, MASKED)
+        store(residual_at, in_columns(lost, residual_at), present if MASKED else None)
 
 
 @triton.jit
 def mean_tile(
     residual_ptr, peers_ptr, inbox_ptr, row_at, signs_ptr, row_bytes, header_at, rank, ranks, tile, n, length,
-    ADD_UP, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDE, NARROW, EXACT,
+    ADD_UP, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDE, EXACT,
 ):  # fmt: skip
     """Average a tile of this rank's shard over the rows of its inbox, and store it in a row of every rank."""
     WIDTH: tl.constexpr = 1 if MASKED else WIDE  # masked values move one by one
@@ -233,7 +237,7 @@ def mean_tile(
     else:
         mean, plain = averaged(
             inbox_ptr, ranks, row_bytes, header_at, n, block, inside,
-            None if MASKED else ADD_UP, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH,
+            None if MASKED else ADD_UP, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, not MASKED,
         )  # fmt: skip
     codes, word = packed(mean, plain, n, block, inside, MEASURE, ENCODE, WORD, FORM, BLOCK, MASKED)
     spread(
@@ -243,9 +247,9 @@ def mean_tile(
     if residual_ptr is not None:
         lost = mean - unpacked(codes, word, DECODE, FORM)
         lost = restore(lost, signs_ptr) if FORM[ROTATED] else lost
-        residual_at = values_at(residual_ptr + rank * n, at, WIDTH, MASKED or NARROW)
+        residual_at = tile_at(residual_ptr + rank * n, block, at, WIDTH, BLOCK, MASKED)
         begun = load(residual_at, present if MASKED else None)
-        store(residual_at, begun + lost * ranks, present if MASKED else None)
+        store(residual_at, begun + in_columns(lost * ranks, residual_at), present if MASKED else None)
 
 
 @triton.jit
@@ -277,17 +281,16 @@ def store_nan(x_at, present):
 
 @triton.jit
 def land_tile(
-    x_ptr, row_ptr, signs_ptr, row_bytes, header_at, shard, ranks, tile, n, length, good,
-    DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDE, NARROW, EXACT, SUM: tl.constexpr,
+    x_ptr, row_ptr, signs_ptr, row_bytes, header_at, shard, ranks, tile, n, length, good, largest,
+    DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDE, EXACT, SUM: tl.constexpr,
 ):  # fmt: skip
     """Store a tile of a shard in x: a packed mean, or that of all rows if SUM; NaN unless `good`.
 
-    Return whether all its values are finite.
+    Return the maximum of `largest`, if that is not None, and the bits of magnitudes (BLOCK, BLOCKS).
     """
     WIDTH: tl.constexpr = 1 if MASKED else WIDE  # masked values move one by one
     block, at, inside, present = place_of(tile, shard, n, length, FORM, BLOCK, BLOCKS, MASKED)
-    x_at = values_at(x_ptr + shard * n, at, WIDTH, MASKED or NARROW)
-    finite = good
+    x_at = tile_at(x_ptr + shard * n, block, at, WIDTH, BLOCK, MASKED)
     if good:
         if SUM:
             values = summed(
@@ -297,9 +300,10 @@ def land_tile(
         else:
             values = fetched(row_ptr, header_at, n, block, at, inside, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
             values = restore(values, signs_ptr) if FORM[ROTATED] else values
-        store(x_at, values, present if MASKED else None)
-        small = tl.abs(rounded(values, x_ptr.dtype.element_ty).to(tl.float32)) < float("inf")
-        finite = tl.min(tl.reshape((small | ~present if MASKED else small).to(tl.int32), (BLOCK * BLOCKS,)), 0) != 0
+        store(x_at, in_columns(values, x_at), present if MASKED else None)
+        if largest is not None:  # magnitudes keep their order as integers, and NaN
+            bits = rounded(values, x_ptr.dtype.element_ty).to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+            largest = tl.maximum(largest, tl.where(present, bits, 0) if MASKED else bits)
     else:
         store_nan(x_at, present if MASKED else None)
-    return finite
+    return largest
