@@ -99,11 +99,14 @@ def rounded(x, dtype):
 
 @triton.jit
 def columns_at(ptr, block, WIDTH, BLOCK):
-    """Return pointers to whole blocks in columns, of which a thread takes WIDTH values at once."""
-    RUN: tl.constexpr = BLOCK if BLOCK % (32 * WIDTH) else 32 * WIDTH
+    """Return pointers to whole blocks, of which a thread takes WIDTH values at once: in columns, if they are long."""
+    RUN: tl.constexpr = 32 * WIDTH
     BYTES: tl.constexpr = WIDTH * (ptr.dtype.element_ty.primitive_bitwidth // 8)
-    place = tl.arange(0, RUN)[:, None, None] + tl.arange(0, BLOCK // RUN)[None, :, None] * RUN
-    return tl.multiple_of(ptr + (block[None, None, :] * BLOCK + place), [BYTES, BYTES, BYTES])
+    if BLOCK <= RUN:
+        return tl.multiple_of(ptr + (block[None, :] * BLOCK + tl.arange(0, BLOCK)[:, None]), [BYTES, BYTES])
+    else:
+        place = tl.arange(0, RUN)[:, None, None] + tl.arange(0, BLOCK // RUN)[None, :, None] * RUN
+        return tl.multiple_of(ptr + (block[None, None, :] * BLOCK + place), [BYTES, BYTES, BYTES])
 
 
 @triton.jit
