@@ -43,10 +43,12 @@ FIRST_WAIT = "    good = all_heard(own_ptr, words_at, 0, ranks, number, control_
 SECOND_WAIT = "            good = all_heard(own_ptr, words_at, 1, ranks, number, control_ptr, limit, THREADS)\n"
 FIRST_SIGNALS = "    tell_all(peers_ptr, words_at, 0, ranks, rank, number, THREADS)\n"
 SECOND_SIGNALS = "            tell_all(peers_ptr, words_at, 1, ranks, rank, number, THREADS)\n"
-FIRST_DATA, SECOND_DATA = "    for step in range(shards):\n", "            shard = tl.cast(rank, tl.int64)\n"
+FIRST_DATA, SECOND_DATA = "    for step in range(shards):\n", "            average(\n"
 ADVANCED = "    tl.store(counters_ptr + cta, number)\n"
 HALF = "(number & 1).to(tl.int64) * half_bytes"
-LANDED = "        row_ptr = own_ptr + half + (0 if ONE_HOP else (ranks + shard) * row_bytes)\n"
+LANDED = """range(begin, end, tl.num_programs(0)):
+            WIDTH: tl.constexpr = 1 if MASKED else WIDE
+            block, at, inside, present = place_of(tile, shard,"""
 # All of `heard` that waits; and a wait of each thread for its own word.
 SIGNALS = (Path(whole.__path__[0]) / "signals_gpu.py").read_text()
 HEARD = SIGNALS[SIGNALS.index("    zeros = tl.zeros(") : SIGNALS.index("    if not good:")]
@@ -88,7 +90,7 @@ PLANTED = {
         "mean_gpu.py", ((FIRST_SIGNALS, ""), (FIRST_DATA, FIRST_SIGNALS + FIRST_DATA))
     ),
     "the second signal before its data": Planted(
-        "mean_gpu.py", ((SECOND_SIGNALS, ""), (SECOND_DATA, SECOND_DATA + SECOND_SIGNALS))
+        "mean_gpu.py", ((SECOND_SIGNALS, ""), (SECOND_DATA, SECOND_SIGNALS + SECOND_DATA))
     ),
     "no first wait": Planted("mean_gpu.py", ((FIRST_WAIT, GOOD),)),
     "no second wait": Planted("mean_gpu.py", ((SECOND_WAIT, ""),)),
@@ -114,7 +116,7 @@ PLANTED = {
         ((ADVANCED, ADVANCED.replace(" + cta", "")), ("tl.load(counters_ptr + cta)", "tl.load(counters_ptr)")),
     ),
     "tiles that another program has sent": Planted(
-        "mean_gpu.py", ((LANDED, LANDED + "        cta = (tl.program_id(0) + 1) % ctas\n"),), means=TILES
+        "tiles_gpu.py", ((LANDED, LANDED.replace("begin,", "begin + 1 - 2 * tl.program_id(0),")),), means=TILES
     ),
 }
 RIGHT = Planted("signals_gpu.py", ((HEARD, SPIN + BARRIER + GOOD),), ())  # a barrier behind that wait

@@ -111,12 +111,6 @@ def values_at(row_ptr, at, WIDTH, NARROW):
 
 
 @triton.jit
-def tile_at(row_ptr, block, at, WIDTH, BLOCK, MASKED):
-    """Return pointers to the values of a tile, in columns if it is whole."""
-    return values_at(row_ptr, at, WIDTH, True) if MASKED else columns_at(row_ptr, block, WIDTH, BLOCK)
-
-
-@triton.jit
 def word_of(row_ptr, header_at, block, WORD):
     return (row_ptr + header_at + block * (WORD.primitive_bitwidth // 8)).to(tl.pointer_type(WORD))
 

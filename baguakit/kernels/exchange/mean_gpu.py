@@ -17,7 +17,7 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from ..gpu import byte_of, launch
-from .tiles_gpu import LINE, Memory, Wire, all_heard, land_tile, mean_tile, memory_of, send_tile, tell_all
+from .tiles_gpu import LINE, Memory, Wire, all_heard, average, land, memory_of, send, tell_all
 
 INFINITY = tl.constexpr(0x7F800000)
 
@@ -33,41 +33,32 @@ def mean_kernel(
     FORM: tl.constexpr, BLOCK: tl.constexpr, BLOCKS: tl.constexpr, WIDTH: tl.constexpr, NARROW: tl.constexpr,
     EXACT: tl.constexpr, ONE_HOP: tl.constexpr, THREADS: tl.constexpr,
 ):  # fmt: skip
-    cta, ctas = tl.program_id(0), tl.num_programs(0)
+    cta = tl.program_id(0)
     if not NARROW:
         n = n // 16 * 16  # as it is: so Triton knows that shards are aligned as x is
     number = tl.load(counters_ptr + cta) + 1
     half = (number & 1).to(tl.int64) * half_bytes
     shards = 1 if ONE_HOP else ranks
-    # Where the shards hold more than the values, the last one ends with zeros, in the masked tiles behind `whole`.
-    whole, tiles = (length - (shards - 1) * n) // (BLOCK * BLOCKS), (n - 1) // (BLOCK * BLOCKS) + 1
-    masked = whole + (cta + ctas - whole % ctas) % ctas  # the first masked tile of this CTA
     own_ptr, words_at = memory_of(peers_ptr, rank), 2 * tl.cast(half_bytes, tl.int64)
     factor = tl.div_rn(1.0, ranks.to(tl.float32)) if EXACT else None
     row_at, mean_at = half + tl.cast(rank, tl.int64) * row_bytes, half + tl.cast(ranks + rank, tl.int64) * row_bytes
 
     for step in range(shards):
         peer = (rank + 1 + step) % ranks
-        shard = tl.cast(0 if ONE_HOP else peer, tl.int64)
-        count = ranks if ONE_HOP else 1
-        for MASKED in tl.static_range(2):
-            for tile in range(masked if MASKED else cta, tiles if MASKED else whole, ctas):
-                send_tile(
-                    x_ptr, residual_ptr, peers_ptr, peer, count, ranks, row_at, signs_ptr, header_at, shard, tile, n,
-                    length, factor, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH,
-                )  # fmt: skip
+        send(
+            x_ptr, residual_ptr, peers_ptr, peer, ranks if ONE_HOP else 1, ranks, row_at, signs_ptr, header_at,
+            tl.cast(0 if ONE_HOP else peer, tl.int64), shards, n, length, factor,
+            MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, WIDTH,
+        )  # fmt: skip
     tell_all(peers_ptr, words_at, 0, ranks, rank, number, THREADS)
     good = all_heard(own_ptr, words_at, 0, ranks, number, control_ptr, limit, THREADS)
     if not ONE_HOP:  # noqa: SIM102 a constant decides what is compiled
         if good:
-            shard = tl.cast(rank, tl.int64)
-            for MASKED in tl.static_range(2):
-                for tile in range(masked if MASKED else cta, tiles if MASKED else whole, ctas):
-                    mean_tile(
-                        residual_ptr, peers_ptr, own_ptr + half, mean_at, signs_ptr, row_bytes, header_at, shard, ranks,
-                        tile, n, length, ADD_UP, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH,
-                        EXACT,
-                    )  # fmt: skip
+            average(
+                residual_ptr, peers_ptr, own_ptr + half, mean_at, signs_ptr, row_bytes, header_at,
+                tl.cast(rank, tl.int64), ranks, n, length,
+                ADD_UP, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, WIDTH, EXACT,
+            )  # fmt: skip
             tell_all(peers_ptr, words_at, 1, ranks, rank, number, THREADS)
             good = all_heard(own_ptr, words_at, 1, ranks, number, control_ptr, limit, THREADS)
 
@@ -75,12 +66,10 @@ def mean_kernel(
     for place in range(shards):
         shard = tl.cast(place, tl.int64)
         row_ptr = own_ptr + half + (0 if ONE_HOP else (ranks + shard) * row_bytes)
-        for MASKED in tl.static_range(2):
-            for tile in range(masked if MASKED else cta, tiles if MASKED else whole, ctas):
-                largest = land_tile(
-                    x_ptr, row_ptr, signs_ptr, row_bytes, header_at, shard, ranks, tile, n, length, good, largest,
-                    DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, EXACT, ONE_HOP,
-                )  # fmt: skip
+        largest = land(
+            x_ptr, row_ptr, signs_ptr, row_bytes, header_at, shard, shards, rank, ranks, n, length, good, largest,
+            DECODE, WORD, FORM, BLOCK, BLOCKS, WIDTH, EXACT, ONE_HOP,
+        )  # fmt: skip
     finite = tl.max(tl.reshape(largest, (BLOCK * BLOCKS,), can_reorder=True), 0) < INFINITY
     tl.store(ok_ptr + cta, (good & finite).to(tl.uint8))
     tl.store(counters_ptr + cta, number)

@@ -34,10 +34,9 @@ import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
 from ..blockwise.format import aligned
-from ..blockwise.tiles_gpu import ROTATED, locate, tile_at
-from ..gpu import byte_of, in_blocks, in_columns, launch, load, restore, store
+from ..gpu import byte_of, launch
 from .signals_gpu import heard, word_at
-from .tiles_gpu import DTYPES, Memory, Wire, all_heard, fetched, land_tile, memory_of, send_tile, store_nan, tell_all
+from .tiles_gpu import DTYPES, Memory, Wire, all_heard, land, memory_of, send, tell_all
 
 # A table has, for each rank: where its part begins in a tensor, how many values it has, and where the headers of its
 # row begin (PLAIN: the row has values of x as they are). Neighbours wait for the ranks whose parts have values.
@@ -63,68 +62,6 @@ def met(table_ptr, own_ptr, words_at, rank, ranks, number, control_ptr, limit, T
     senders = tl.arange(0, THREADS) % ranks
     senders = tl.where(tl.load(table_ptr + VALUES * ranks + senders) > 0, senders, rank)
     return heard(word_at(own_ptr, words_at, 0, ranks, senders), number, senders, control_ptr, limit, THREADS)
-
-
-@triton.jit
-def tiles_of(n, TILE, MASKED):
-    """Return the first tile of this CTA among those of `n` values that are whole, or MASKED, and where they end."""
-    whole, cta, ctas = n // TILE, tl.program_id(0), tl.num_programs(0)
-    return (whole + (cta + ctas - whole % ctas) % ctas, (n + (TILE - 1)) // TILE) if MASKED else (cta, whole)
-
-
-@triton.jit
-def send_part(
-    x_ptr, residual_ptr, peers_ptr, first, count, ranks, row_at, signs_ptr, header_at, n, factor,
-    MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, WIDTH,
-):  # fmt: skip
-    for MASKED in tl.static_range(2):
-        begin, end = tiles_of(n, BLOCK * BLOCKS, MASKED)
-        for tile in range(begin, end, tl.num_programs(0)):
-            send_tile(
-                x_ptr, residual_ptr, peers_ptr, first, count, ranks, row_at, signs_ptr, header_at, 0, tile, n, n,
-                factor, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH,
-            )  # fmt: skip
-
-
-@triton.jit
-def land_part(out_ptr, row_ptr, signs_ptr, header_at, ranks, n, good, DECODE, WORD, FORM, BLOCK, BLOCKS, WIDTH):
-    for MASKED in tl.static_range(2):
-        begin, end = tiles_of(n, BLOCK * BLOCKS, MASKED)
-        for tile in range(begin, end, tl.num_programs(0)):
-            land_tile(
-                out_ptr, row_ptr, signs_ptr, 0, header_at, 0, ranks, tile, n, n, good, None,
-                DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, False, False,
-            )  # fmt: skip
-
-
-@triton.jit
-def add_tile(
-    out_ptr, x_ptr, inbox_ptr, row_bytes, table_ptr, weights_ptr, signs_ptr, header_at, rank, ranks, tile, n, good,
-    DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDE, EXACT, NEIGHBORS,
-):  # fmt: skip
-    """Store in out a tile of the weighted sum of rows, added as by `Compressor.add_`, or by `mixing.py` (NEIGHBORS)."""
-    WIDTH: tl.constexpr = 1 if MASKED else WIDE  # masked values move one by one
-    block, at, inside = locate(tile, n, FORM, BLOCK, BLOCKS, MASKED)
-    present = inside if MASKED else None
-    out_at = tile_at(out_ptr, block, at, WIDTH, BLOCK, MASKED)
-    if good:
-        if NEIGHBORS:
-            x_at = tile_at(x_ptr, block, at, WIDTH, BLOCK, MASKED)
-            total = in_blocks(load(x_at, present)).to(tl.float32)
-            total *= tl.load(weights_ptr + rank)
-        else:
-            total = tl.zeros((BLOCK, BLOCKS), tl.float32)
-            total = total * -1.0 if EXACT else total  # to -0, which changes no sum
-        for peer in range(ranks):
-            if not NEIGHBORS or ((tl.load(table_ptr + VALUES * ranks + peer) > 0) & (peer != rank)):
-                weight = tl.full((BLOCK, BLOCKS), tl.load(weights_ptr + peer), tl.float32)
-                row_ptr = inbox_ptr + tl.cast(peer, tl.int64) * row_bytes
-                y = fetched(row_ptr, header_at, n, block, at, inside, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
-                total = tl.fma(y, weight, total) if NEIGHBORS else total + weight * y
-        total = restore(total, signs_ptr) + 0.0 if FORM[ROTATED] else total
-        store(out_at, in_columns(total, out_at), present)
-    else:
-        store_nan(out_at, present)
 
 
 @triton.jit(
@@ -154,14 +91,14 @@ def rows_kernel(
             begin, n, header_at = part_of(sends_ptr, rank if ONE else peer, ranks, NARROW)
             part_ptr, count = x_ptr + begin, (ranks if OWN else ranks - 1) if ONE else 1
             if RAW is not None and header_at == PLAIN:
-                send_part(
-                    part_ptr.to(tl.pointer_type(RAW)), None, peers_ptr, peer, count, ranks, row_at, None, 0, n, None,
-                    None, None, None, RAW, BYTES, BLOCK, BLOCKS, WIDTH,
+                send(
+                    part_ptr.to(tl.pointer_type(RAW)), None, peers_ptr, peer, count, ranks, row_at, None, 0, 0, 1, n, n,
+                    None, None, None, None, RAW, BYTES, BLOCK, BLOCKS, WIDTH,
                 )  # fmt: skip
             else:
-                send_part(
+                send(
                     part_ptr, None if residual_ptr is None else residual_ptr + begin, peers_ptr, peer, count, ranks,
-                    row_at, signs_ptr, header_at, n, tl.load(weights_ptr + ranks + peer) if EXACT else None,
+                    row_at, signs_ptr, header_at, 0, 1, n, n, tl.load(weights_ptr + ranks + peer) if EXACT else None,
                     MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, WIDTH,
                 )  # fmt: skip
         tell_all(peers_ptr, words_at, 0, ranks, rank, number, THREADS)
@@ -172,13 +109,11 @@ def rows_kernel(
 
     if ADD:
         begin, n, header_at = part_of(heard_ptr, rank, ranks, NARROW)
-        for MASKED in tl.static_range(2):
-            first, end = tiles_of(n, BLOCK * BLOCKS, MASKED)
-            for tile in range(first, end, tl.num_programs(0)):
-                add_tile(
-                    out_ptr, x_ptr, own_ptr + half, row_bytes, heard_ptr, weights_ptr, signs_ptr, header_at, rank,
-                    ranks, tile, n, good, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, EXACT, NEIGHBORS,
-                )  # fmt: skip
+        land(
+            out_ptr, own_ptr + half, signs_ptr, row_bytes, header_at, 0, 1, rank, ranks, n, n, good, None,
+            DECODE, WORD, FORM, BLOCK, BLOCKS, WIDTH, EXACT, True,
+            x_ptr if NEIGHBORS else None, heard_ptr + VALUES * ranks, weights_ptr,
+        )  # fmt: skip
     else:
         for peer in range(ranks):
             begin, n, header_at = part_of(heard_ptr, peer, ranks, NARROW)
@@ -186,14 +121,14 @@ def rows_kernel(
             if not OWN and peer == rank:  # it was not sent
                 row_ptr = (x_ptr + tl.load(sends_ptr + BEGIN * ranks + rank)).to(tl.pointer_type(tl.uint8))
             if RAW is not None and header_at == PLAIN:
-                land_part(
-                    (out_ptr + begin).to(tl.pointer_type(RAW)), row_ptr, None, 0, ranks, n, good,
-                    None, RAW, BYTES, BLOCK, BLOCKS, WIDTH,
+                land(
+                    (out_ptr + begin).to(tl.pointer_type(RAW)), row_ptr, None, 0, 0, 0, 1, rank, ranks, n, n, good,
+                    None, None, RAW, BYTES, BLOCK, BLOCKS, WIDTH, False, False,
                 )  # fmt: skip
             else:
-                land_part(
-                    out_ptr + begin, row_ptr, signs_ptr, header_at, ranks, n, good,
-                    DECODE, WORD, FORM, BLOCK, BLOCKS, WIDTH,
+                land(
+                    out_ptr + begin, row_ptr, signs_ptr, 0, header_at, 0, 1, rank, ranks, n, n, good,
+                    None, DECODE, WORD, FORM, BLOCK, BLOCKS, WIDTH, False, False,
                 )  # fmt: skip
     tl.store(ok_ptr + cta, tl.cast(good, tl.uint8))
     tl.store(counters_ptr + cta, number)

@@ -22,8 +22,8 @@ from torch import Tensor
 
 from ..blockwise.format import PLANES, Format, aligned, twin_of
 from ..blockwise.gpu import WARP, WORDS
-from ..blockwise.tiles_gpu import ROTATED, averaged, load_values, locate, quantized, store_codes, tile_at
-from ..gpu import in_blocks, in_columns, load, restore, rotate, rounded, store
+from ..blockwise.tiles_gpu import ROTATED, averaged, load_values, locate, quantized, store_codes, values_at
+from ..gpu import columns_at, in_blocks, in_columns, load, restore, rotate, rounded, store
 from ..rotation import signs_of
 from .signals_gpu import announce, heard, word_at
 
@@ -140,10 +140,38 @@ def all_heard(own_ptr, words_at, hop, ranks, number, control_ptr, limit, THREADS
 
 
 @triton.jit
+def tiles_of(n, length, shards, TILE, MASKED):
+    """Return the first tile of this CTA, of those that are whole in all shards or of the others, and where they end."""
+    # Where the shards hold more than the values, the last one ends with zeros, in the masked tiles behind `whole`.
+    whole, cta, ctas = (length - (shards - 1) * n) // TILE, tl.program_id(0), tl.num_programs(0)
+    return (whole + (cta + ctas - whole % ctas) % ctas, (n + (TILE - 1)) // TILE) if MASKED else (cta, whole)
+
+
+@triton.jit
 def place_of(tile, shard, n, length, FORM, BLOCK, BLOCKS, MASKED):
-    """Return blocks, places and masks of a tile of a shard: of the places in its row, and of those with a value."""
+    """Return blocks and places of a tile of a shard, and masks: of the places in its row, and of those with a value."""
     block, at, inside = locate(tile, n, FORM, BLOCK, BLOCKS, MASKED)
-    return block, at, inside, inside & (shard * n + at < length) if MASKED else inside
+    if MASKED:
+        return block, at, inside, inside & (shard * n + at < length)
+    else:
+        return block, at, None, None
+
+
+@triton.jit
+def pointers(ptr, block, at, present, WIDTH, BLOCK):
+    """Return pointers to the values of a tile, in columns if it is whole."""
+    return columns_at(ptr, block, WIDTH, BLOCK) if present is None else values_at(ptr, at, WIDTH, True)
+
+
+@triton.jit
+def load_tile(ptr, block, at, present, WIDTH, BLOCK):
+    return in_blocks(load(pointers(ptr, block, at, present, WIDTH, BLOCK), present))
+
+
+@triton.jit
+def store_tile(ptr, x, block, at, present, WIDTH, BLOCK):
+    there = pointers(ptr, block, at, present, WIDTH, BLOCK)
+    store(there, in_columns(x, there), present)
 
 
 @triton.jit
@@ -179,8 +207,7 @@ def spread(
     for step in range(count):
         row_ptr = memory_of(peers_ptr, (first + step) % ranks) + row_at
         if DECODE is None:
-            numbers = tile_at(row_ptr.to(tl.pointer_type(WORD)), block, at, WIDTH, BLOCK, MASKED)
-            tl.store(numbers, in_columns(codes, numbers), inside if MASKED else None)
+            store_tile(row_ptr.to(tl.pointer_type(WORD)), codes, block, at, inside, WIDTH, BLOCK)
         else:
             store_codes(row_ptr, header_at, codes, word, n, block, WORD, FORM, BLOCK, MASKED, WIDTH, not MASKED)
 
@@ -189,121 +216,130 @@ def spread(
 def fetched(row_ptr, header_at, n, block, at, inside, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH):
     """Return the values of a tile of a packed row, which are rotated if the format rotates."""
     if DECODE is None:
-        numbers = tile_at(row_ptr.to(tl.pointer_type(WORD)), block, at, WIDTH, BLOCK, MASKED)
-        return widened(in_blocks(load(numbers, inside if MASKED else None)))
+        return widened(load_tile(row_ptr.to(tl.pointer_type(WORD)), block, at, inside, WIDTH, BLOCK))
     else:
         return load_values(row_ptr, header_at, n, block, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH, not MASKED)
 
 
 @triton.jit
-def send_tile(
-    x_ptr, residual_ptr, peers_ptr, first, count, ranks, row_at, signs_ptr, header_at, shard, tile, n, length, factor,
-    MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDE,
+def send(
+    x_ptr, residual_ptr, peers_ptr, first, count, ranks, row_at, signs_ptr, header_at, shard, shards, n, length, factor,
+    MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, WIDE,
 ):  # fmt: skip
-    """Pack a tile of a shard, times a factor if there is one, for `count` ranks from `first` on; store what is lost."""
-    WIDTH: tl.constexpr = 1 if MASKED else WIDE  # masked values move one by one
-    block, at, inside, present = place_of(tile, shard, n, length, FORM, BLOCK, BLOCKS, MASKED)
-    x_at = tile_at(x_ptr + shard * n, block, at, WIDTH, BLOCK, MASKED)
-    x = widened(in_blocks(load(x_at, present if MASKED else None)))
-    if factor is not None:
-        x *= factor
-    coded = rotate(x, signs_ptr) if FORM[ROTATED] else x
-    codes, word = packed(coded, False, n, block, inside, MEASURE, ENCODE, WORD, FORM, BLOCK, MASKED)
-    spread(
-        peers_ptr, first, count, ranks, row_at, header_at, codes, word, n, block, at, inside,
-        DECODE, WORD, FORM, BLOCK, MASKED, WIDTH,
-    )  # fmt: skip
-    if residual_ptr is not None:
-        values = unpacked(codes, word, DECODE, FORM)
-        lost = x - (restore(values, signs_ptr) if FORM[ROTATED] else values)
-        residual_at = tile_at(residual_ptr + shard * n, block, at, WIDTH, BLOCK, MASKED)
-        store(residual_at, in_columns(lost, residual_at), present if MASKED else None)
+    """Pack a shard, times a factor if there is one, for `count` ranks from `first` on; store what is lost."""
+    for MASKED in tl.static_range(2):
+        begin, end = tiles_of(n, length, shards, BLOCK * BLOCKS, MASKED)
+        for tile in range(begin, end, tl.num_programs(0)):
+            WIDTH: tl.constexpr = 1 if MASKED else WIDE  # masked values move one by one
+            block, at, inside, present = place_of(tile, shard, n, length, FORM, BLOCK, BLOCKS, MASKED)
+            x = widened(load_tile(x_ptr + shard * n, block, at, present, WIDTH, BLOCK))
+            if factor is not None:
+                x *= factor
+            coded = rotate(x, signs_ptr) if FORM[ROTATED] else x
+            codes, word = packed(coded, False, n, block, inside, MEASURE, ENCODE, WORD, FORM, BLOCK, MASKED)
+            spread(
+                peers_ptr, first, count, ranks, row_at, header_at, codes, word, n, block, at, inside,
+                DECODE, WORD, FORM, BLOCK, MASKED, WIDTH,
+            )  # fmt: skip
+            if residual_ptr is not None:
+                values = unpacked(codes, word, DECODE, FORM)
+                lost = x - (restore(values, signs_ptr) if FORM[ROTATED] else values)
+                store_tile(residual_ptr + shard * n, lost, block, at, present, WIDTH, BLOCK)
 
 
 @triton.jit
-def mean_tile(
-    residual_ptr, peers_ptr, inbox_ptr, row_at, signs_ptr, row_bytes, header_at, rank, ranks, tile, n, length,
-    ADD_UP, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDE, EXACT,
+def average(
+    residual_ptr, peers_ptr, inbox_ptr, row_at, signs_ptr, row_bytes, header_at, rank, ranks, n, length,
+    ADD_UP, MEASURE, ENCODE, DECODE, WORD, FORM, BLOCK, BLOCKS, WIDE, EXACT,
 ):  # fmt: skip
-    """Average a tile of this rank's shard over the rows of its inbox, and store it in a row of every rank."""
-    WIDTH: tl.constexpr = 1 if MASKED else WIDE  # masked values move one by one
-    block, at, inside, present = place_of(tile, rank, n, length, FORM, BLOCK, BLOCKS, MASKED)
-    if DECODE is None:
-        plain: tl.constexpr = False
-        mean = summed(
-            inbox_ptr, ranks, row_bytes, None, header_at, n, block, at, inside,
-            DECODE, WORD, FORM, BLOCK, MASKED, WIDTH, EXACT, not EXACT,
-        )  # fmt: skip
-    else:
-        mean, plain = averaged(
-            inbox_ptr, ranks, row_bytes, header_at, n, block, inside,
-            None if MASKED else ADD_UP, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, not MASKED,
-        )  # fmt: skip
-    codes, word = packed(mean, plain, n, block, inside, MEASURE, ENCODE, WORD, FORM, BLOCK, MASKED)
-    spread(
-        peers_ptr, rank + 1, ranks, ranks, row_at, header_at, codes, word, n, block, at, inside,
-        DECODE, WORD, FORM, BLOCK, MASKED, WIDTH,
-    )  # fmt: skip
-    if residual_ptr is not None:
-        lost = mean - unpacked(codes, word, DECODE, FORM)
-        lost = restore(lost, signs_ptr) if FORM[ROTATED] else lost
-        residual_at = tile_at(residual_ptr + rank * n, block, at, WIDTH, BLOCK, MASKED)
-        begun = load(residual_at, present if MASKED else None)
-        store(residual_at, begun + in_columns(lost * ranks, residual_at), present if MASKED else None)
+    """Average this rank's shard over the rows of its inbox, and store it in a row of every rank."""
+    for MASKED in tl.static_range(2):
+        begin, end = tiles_of(n, length, ranks, BLOCK * BLOCKS, MASKED)
+        for tile in range(begin, end, tl.num_programs(0)):
+            WIDTH: tl.constexpr = 1 if MASKED else WIDE
+            block, at, inside, present = place_of(tile, rank, n, length, FORM, BLOCK, BLOCKS, MASKED)
+            if DECODE is None:
+                plain: tl.constexpr = False
+                mean = summed(
+                    None, inbox_ptr, row_bytes, None, None, None, header_at, rank, ranks, n, block, at, inside,
+                    DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, -1.0 if EXACT else 1.0,
+                )  # fmt: skip
+                mean = mean if EXACT else tl.div_rn(mean, tl.zeros_like(mean) + ranks)
+            else:
+                mean, plain = averaged(
+                    inbox_ptr, ranks, row_bytes, header_at, n, block, inside,
+                    None if MASKED else ADD_UP, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, not MASKED,
+                )  # fmt: skip
+            codes, word = packed(mean, plain, n, block, inside, MEASURE, ENCODE, WORD, FORM, BLOCK, MASKED)
+            spread(
+                peers_ptr, rank + 1, ranks, ranks, row_at, header_at, codes, word, n, block, at, inside,
+                DECODE, WORD, FORM, BLOCK, MASKED, WIDTH,
+            )  # fmt: skip
+            if residual_ptr is not None:
+                lost = mean - unpacked(codes, word, DECODE, FORM)
+                lost = restore(lost, signs_ptr) if FORM[ROTATED] else lost
+                begun = load_tile(residual_ptr + rank * n, block, at, present, WIDTH, BLOCK)
+                store_tile(residual_ptr + rank * n, begun + lost * ranks, block, at, present, WIDTH, BLOCK)
 
 
 @triton.jit
 def summed(
-    inbox_ptr, ranks, row_bytes, signs_ptr, header_at, n, block, at, inside,
-    DECODE, WORD, FORM, BLOCK, MASKED, WIDTH, EXACT, FROM_ZERO: tl.constexpr,
+    own_ptr, inbox_ptr, row_bytes, heard_ptr, weights_ptr, signs_ptr, header_at, rank, ranks, n, block, at, inside,
+    DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH, SIGN,
 ):  # fmt: skip
-    """Return the sum (EXACT) or the mean of a tile of rows, each restored, in the order of ranks.
+    """Return the sum of a tile of rows, each restored, in the order of ranks.
 
-    FROM_ZERO: the first is added to 0, as by `Compressor.reduce`, so that no sum of zeros is -0.
+    They are added to a zero of a SIGN; that of -1.0 changes no sum. With weights, the sum is that of `Compressor.add_`,
+    restored at last; with values of one's own and a word for each rank, 0 where its row does not count, `mixing.py`'s.
     """
-    total = fetched(inbox_ptr, header_at, n, block, at, inside, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
-    total = restore(total, signs_ptr) if FORM[ROTATED] else total
-    total = total + 0.0 if FROM_ZERO else total
-    for row in range(1, ranks):
-        row_ptr = inbox_ptr + tl.cast(row, tl.int64) * row_bytes
-        values = fetched(row_ptr, header_at, n, block, at, inside, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
-        total += restore(values, signs_ptr) if FORM[ROTATED] else values
-    return total if EXACT else tl.div_rn(total, tl.zeros_like(total) + ranks)
+    total = tl.zeros((BLOCK, BLOCKS), tl.float32) * SIGN  # `tl.full` would take -0.0 for 0.0
+    if own_ptr is not None:
+        total = widened(load_tile(own_ptr, block, at, inside, WIDTH, BLOCK)) * tl.load(weights_ptr + rank)
+    UNROLL: tl.constexpr = 1 if MASKED or weights_ptr is not None or FORM[ROTATED] else 4
+    for peer in tl.range(ranks, loop_unroll_factor=UNROLL):
+        if own_ptr is None or ((tl.load(heard_ptr + peer) > 0) & (peer != rank)):
+            row_ptr = inbox_ptr + tl.cast(peer, tl.int64) * row_bytes
+            y = fetched(row_ptr, header_at, n, block, at, inside, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
+            if weights_ptr is None:
+                total += restore(y, signs_ptr) if FORM[ROTATED] else y
+            else:
+                weight = tl.full((BLOCK, BLOCKS), tl.load(weights_ptr + peer), tl.float32)
+                total = total + weight * y if own_ptr is None else tl.fma(y, weight, total)
+    return restore(total, signs_ptr) + 0.0 if FORM[ROTATED] and weights_ptr is not None else total
 
 
 @triton.jit
-def store_nan(x_at, present):
-    """Store NaN, or in integers the bits of one."""
-    dtype: tl.constexpr = x_at.dtype.element_ty
-    NAN: tl.constexpr = float("nan") if tl.constexpr(dtype.is_floating()) else -1
-    tl.store(x_at, tl.full(x_at.shape, NAN, dtype), present)
-
-
-@triton.jit
-def land_tile(
-    x_ptr, row_ptr, signs_ptr, row_bytes, header_at, shard, ranks, tile, n, length, good, largest,
-    DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDE, EXACT, SUM: tl.constexpr,
+def land(
+    x_ptr, row_ptr, signs_ptr, row_bytes, header_at, shard, shards, rank, ranks, n, length, good, largest,
+    DECODE, WORD, FORM, BLOCK, BLOCKS, WIDE, EXACT, SUM: tl.constexpr, own_ptr=None, heard_ptr=None, weights_ptr=None,
 ):  # fmt: skip
-    """Store a tile of a shard in x: a packed mean, or that of all rows if SUM; NaN unless `good`.
+    """Store a shard in x: a packed row, or if SUM the sum or mean of all rows; NaN unless `good`.
 
     Return the maximum of `largest`, if that is not None, and the bits of magnitudes (BLOCK, BLOCKS).
     """
-    WIDTH: tl.constexpr = 1 if MASKED else WIDE  # masked values move one by one
-    block, at, inside, present = place_of(tile, shard, n, length, FORM, BLOCK, BLOCKS, MASKED)
-    x_at = tile_at(x_ptr + shard * n, block, at, WIDTH, BLOCK, MASKED)
-    if good:
-        if SUM:
-            values = summed(
-                row_ptr, ranks, row_bytes, signs_ptr, header_at, n, block, at, inside,
-                DECODE, WORD, FORM, BLOCK, MASKED, WIDTH, EXACT, False,
-            )  # fmt: skip
-        else:
-            values = fetched(row_ptr, header_at, n, block, at, inside, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
-            values = restore(values, signs_ptr) if FORM[ROTATED] else values
-        store(x_at, in_columns(values, x_at), present if MASKED else None)
-        if largest is not None:  # magnitudes keep their order as integers, and NaN
-            bits = rounded(values, x_ptr.dtype.element_ty).to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
-            largest = tl.maximum(largest, tl.where(present, bits, 0) if MASKED else bits)
-    else:
-        store_nan(x_at, present if MASKED else None)
+    dtype: tl.constexpr = x_ptr.dtype.element_ty
+    for MASKED in tl.static_range(2):
+        begin, end = tiles_of(n, length, shards, BLOCK * BLOCKS, MASKED)
+        for tile in range(begin, end, tl.num_programs(0)):
+            WIDTH: tl.constexpr = 1 if MASKED else WIDE
+            block, at, inside, present = place_of(tile, shard, n, length, FORM, BLOCK, BLOCKS, MASKED)
+            if good:
+                if SUM:
+                    values = summed(
+                        own_ptr, row_ptr, row_bytes, heard_ptr, weights_ptr, signs_ptr, header_at, rank, ranks, n,
+                        block, at, inside, DECODE, WORD, FORM, BLOCK, BLOCKS, MASKED, WIDTH,
+                        -1.0 if EXACT or weights_ptr is None else 1.0,
+                    )  # fmt: skip
+                    if weights_ptr is None and not EXACT:
+                        values = tl.div_rn(values, tl.zeros_like(values) + ranks)
+                else:
+                    values = fetched(row_ptr, header_at, n, block, at, inside, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
+                    values = restore(values, signs_ptr) if FORM[ROTATED] else values
+                store_tile(x_ptr + shard * n, values, block, at, present, WIDTH, BLOCK)
+                if largest is not None:  # magnitudes keep their order as integers, and NaN
+                    bits = rounded(values, dtype).to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
+                    largest = tl.maximum(largest, tl.where(present, bits, 0) if MASKED else bits)
+            else:
+                NAN: tl.constexpr = float("nan") if tl.constexpr(dtype.is_floating()) else -1  # the bits of one
+                store_tile(x_ptr + shard * n, tl.full((BLOCK, BLOCKS), NAN, dtype), block, at, present, WIDTH, BLOCK)
     return largest
