@@ -15,7 +15,7 @@ from torch import Tensor
 
 from baguakit.compressors import Compressor
 from baguakit.compressors.formats import Blockwise, Cast
-from baguakit.kernels.exchange.mean_gpu import bytes_of, mean_kernel, shard_of
+from baguakit.kernels.exchange.mean_gpu import mean_kernel
 from baguakit.kernels.exchange.tiles_gpu import Memory, Wire
 from baguakit.kernels.gpu import byte_of
 
@@ -94,9 +94,8 @@ def wire_of(codec: Compressor | None, dtype: torch.dtype = torch.float32) -> Wir
 
 def needed(ranks: int, wire: Wire, length: int, one_hop: bool = False) -> int:
     """Return the bytes of each half of a rank's memory for a mean of `length` values, with room for lines."""
-    return 2 * ranks * LINE + bytes_of(
-        Memory(0, ranks, *[torch.empty(0, dtype=torch.int32)] * 3, 0, 0), wire, length, one_hop
-    )
+    rows, n = (ranks, length) if one_hop else (2 * ranks, -(-length // ranks))
+    return 2 * ranks * LINE + rows * wire.row_bytes(n)
 
 
 @triton.jit(
@@ -127,9 +126,8 @@ def mean_of_virtual_ranks_(
 ) -> Tensor:
     """Average the rows of `xs` (ranks, values) in one launch, in place; return whether CTAs' values are finite."""
     length = xs.shape[1]
-    memory = node.memory(0)
-    n = shard_of(memory, length, one_hop)
-    memory.must_hold(f"a mean of {length:,} values", bytes_of(memory, wire, length, one_hop))
+    n = length if one_hop else -(-length // node.ranks)
+    node.memory(0).must_hold(f"a mean of {length:,} values", (1 if one_hop else 2) * node.ranks * wire.row_bytes(n))
     oks = torch.empty(node.ranks, node.ctas, dtype=torch.bool, device=xs.device)
     at_16 = not any(each.data_ptr() % 16 or each.stride(0) % 16 for each in (xs, residuals) if each is not None)
     virtual_ranks_kernel[(node.ctas, node.ranks)](

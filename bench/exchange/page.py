@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from baguakit.comm.symmetric import MOST
 from bench.predicted.model import H100
 from bench.predicted.table import NAME
 
@@ -73,6 +74,10 @@ PREDICTED = """## *Predicted*: {gpus} GPUs
 Microseconds of a mean over {gpus} GPUs of 1, 16 and 64 MiB in fp32: in one kernel of {ctas} CTAs, and in two hops
 if nothing else is said; and by three kernels with NCCL between them, or by NCCL's ring if it is exact. *Bound by* is
 what takes longest at 64 MiB in each phase, which are to send, to average and to store: the bus, or the CTAs.
+
+`Comm(kernels=True)` leaves to NCCL what needs a half of more than {most} MiB, and nothing else because of its size: a
+Comm does not know its bus. Where a list below names less than all formats, NCCL is *predicted* to be faster with the
+others. There compare with `kernels=False`: `bk.tune.probe` measures a Comm of either kind on the machine at hand.
 """
 ASSUMED = """Assumptions, none of them measured here:
 
@@ -116,7 +121,7 @@ def write(counts: Path = COUNTS, page: Path = PAGE) -> Path:
     )
     parts = [HEAD + str(about).partition("\n\n")[2], WHICH, COUNTED.format(flights=said), counted(rows)]
     parts += [ORDERED, ordered(read(ORDERS))]
-    parts.append(PREDICTED.format(gpus=GPUS, ctas=CTAS))
+    parts.append(PREDICTED.format(gpus=GPUS, ctas=CTAS, most=MOST >> 20))
     for bus in BUSES:
         parts += [f"### {bus.name}\n", predicted(rows, kernels, bus), faster(rows, kernels, bus) + "\n"]
     parts += [f"With fewer and more CTAs, 64 MiB:\n\n{by_ctas(rows)}\n", assumed()]

@@ -19,8 +19,6 @@ from torch import Tensor
 from ..gpu import byte_of, launch
 from .tiles_gpu import LINE, Memory, Wire, all_heard, average, land, memory_of, send, tell_all
 
-INFINITY = tl.constexpr(0x7F800000)
-
 
 @triton.jit(
     do_not_specialize=["rank", "ranks", "length", "n", "limit"],
@@ -70,26 +68,16 @@ def mean_kernel(
             x_ptr, row_ptr, signs_ptr, row_bytes, header_at, shard, shards, rank, ranks, n, length, good, largest,
             DECODE, WORD, FORM, BLOCK, BLOCKS, WIDTH, EXACT, ONE_HOP,
         )  # fmt: skip
-    finite = tl.max(tl.reshape(largest, (BLOCK * BLOCKS,), can_reorder=True), 0) < INFINITY
+    finite = tl.max(tl.reshape(largest, (BLOCK * BLOCKS,), can_reorder=True), 0) < 0x7F800000  # the bits of infinity
     tl.store(ok_ptr + cta, (good & finite).to(tl.uint8))
     tl.store(counters_ptr + cta, number)
-
-
-def shard_of(memory: Memory, length: int, one_hop: bool) -> int:
-    """Return the number of values of a packed row."""
-    return length if one_hop else -(-length // memory.ranks)
-
-
-def bytes_of(memory: Memory, wire: Wire, length: int, one_hop: bool = False) -> int:
-    """Return the bytes that a mean of `length` values needs in each half of a rank's memory."""
-    return (1 if one_hop else 2) * memory.ranks * wire.row_bytes(shard_of(memory, length, one_hop))
 
 
 def mean_(memory: Memory, wire: Wire, x: Tensor, residual: Tensor | None = None, one_hop: bool = False) -> Tensor:
     """Average the flat `x` over all ranks of a node, and return whether the values of each CTA are finite.
 
     Args:
-        memory: with halves of at least `bytes_of(memory, wire, len(x), one_hop)` bytes.
+        memory: with halves of two rows for each rank, or of one in one hop.
         wire: equal on all ranks.
         x: contiguous, with at least one value; overwritten.
         residual: fp32, contiguous, as long as `x`; overwritten as by `primitives.compressed_mean_`.
@@ -100,14 +88,12 @@ def mean_(memory: Memory, wire: Wire, x: Tensor, residual: Tensor | None = None,
     Raises:
         ValueError: the memory is too small, or for exchanges between neighbours.
     """
-    n = shard_of(memory, len(x), one_hop)
-    memory.must_hold(f"a mean of {len(x):,} values", bytes_of(memory, wire, len(x), one_hop))
+    n, rows = len(x) if one_hop else -(-len(x) // memory.ranks), (1 if one_hop else 2) * memory.ranks
+    signs, row, header_at = wire.arguments(n, x.device)
+    memory.must_hold(f"a mean of {len(x):,} values", rows * row)
+    stride = max(row, memory.half_bytes // rows // LINE * LINE)  # so that a warp's store of a line is one packet
     ok = torch.empty(memory.ctas, dtype=torch.bool, device=x.device)
     at_16 = not any(each.data_ptr() % 16 for each in (x, residual) if each is not None)
-    signs, row, header_at = wire.arguments(n, x.device)
-    # Rows begin with lines, where there is room: then a warp's store of a line is one packet of a bus.
-    room = memory.half_bytes // ((1 if one_hop else 2) * memory.ranks)
-    stride = min(-(-row // LINE) * LINE, room // 16 * 16)
     launch(
         mean_kernel, memory.ctas, x, residual, byte_of(ok), memory.addresses, memory.counters, memory.control,
         memory.rank, memory.ranks, memory.half_bytes, memory.limit, signs, stride, header_at, len(x), n,
