@@ -39,8 +39,7 @@ def announce(words, number, places, count):
         st.release.sys.global.u32 [$1], $2;
         TOLD: mov.u32 $0, $2;
     }"""
-    operands = [words.to(tl.int64), number, places, count]
-    tl.inline_asm_elementwise(WRITE, "=r,l,r,r,r", operands, tl.uint32, False, 1)
+    tl.inline_asm_elementwise(WRITE, "=r,l,r,r,r", [words.to(tl.int64), number, places, count], tl.uint32, False, 1)
 
 
 @triton.jit

@@ -233,8 +233,7 @@ def send(
             WIDTH: tl.constexpr = 1 if MASKED else WIDE  # masked values move one by one
             block, at, inside, present = place_of(tile, shard, n, length, FORM, BLOCK, BLOCKS, MASKED)
             x = widened(load_tile(x_ptr + shard * n, block, at, present, WIDTH, BLOCK))
-            if factor is not None:
-                x *= factor
+            x = x if factor is None else x * factor
             coded = rotate(x, signs_ptr) if FORM[ROTATED] else x
             codes, word = packed(coded, False, n, block, inside, MEASURE, ENCODE, WORD, FORM, BLOCK, MASKED)
             spread(
