@@ -105,7 +105,8 @@ ORDERED = """## Orders that were tried
 In each order of programs every result had the bytes of the definition, and no race, wrong signal or wait without end
 was found. A line sums the cases of a test that passed; seconds are those of a CPU, on a busy machine. Written by
 
-    EXECUTED_ORDERS=bench/results/exchange-orders.jsonl scripts/test --ptx 90 -m "" tests/kernels/test_executed_*.py
+    EXECUTED_ORDERS=bench/results/exchange-orders.jsonl scripts/test --ptx 90 -m "" \\
+        tests/kernels/test_executed_{exchange,rows,orders,rows_orders}.py
 """
 
 
