@@ -78,7 +78,8 @@ def test_other_numbers_of_programs(ctas, executed_gpu):
 
 def test_memory_that_is_too_small_is_refused_before_anything_is_launched(executed_gpu):
     mean = Mean(2, 1001)
-    node, before = Node(2, mean.bytes - 16, 2), len(executed_gpu.launches)
+    rows = 4 * mean.wire.row_bytes(mean.shard)
+    node, before = Node(2, rows - 16, 2), len(executed_gpu.launches)
     with pytest.raises(ValueError, match=r"a mean of 1,001 values needs 8,\d+ bytes; half the memory is 8,\d+"):
         run(executed_gpu, node, mean)
     assert len(executed_gpu.launches) == before
