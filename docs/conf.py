@@ -58,7 +58,7 @@ nitpicky = True
 ELSEWHERE = r"(torch|numpy|np|nn|dist|collections|matplotlib|networkx|lightning|datetime|os|pathlib|contextlib|abc)\b.*"
 INSIDE = r"baguakit\.(comm\.flows\.Flows|runtime\.agreement\.Setup"
 INSIDE += r"|report\.timeline\.\w*Span|attach\.engine\.Engine|kernels\.blockwise\.format\.Format"
-INSIDE += r"|ranks\.(live|serving)\.T|tune\.tuner\.Trial)"
+INSIDE += r"|ranks\.(live|serving)\.T|tune\.tuner\.Trial|topology\.chosen\.Choice)"
 nitpick_ignore_regex = [
     ("py:.*", ELSEWHERE),
     ("py:.*", INSIDE),

@@ -248,6 +248,7 @@ SPECIAL |= {
     ("sync.Publisher", "to"): lambda w, called: os.path.join(w.path, "weights"),
     ("sync.Subscriber", "source"): lambda w, called: os.path.join(w.path, "weights"),
     ("Hierarchical", "inner"): lambda w, called: Mean(),
+    ("Chosen().choose", "src_weights"): lambda w, called: {},
 }
 # Called by what makes them, and by no user.
 MADE_BY_OTHERS = {
@@ -289,6 +290,8 @@ REFUSED = (
     "Publisher().regroup",  # of a folder
     "Subscriber().regroup",
     "Sampler().follow",  # these work in groups whose ranks come and go
+    # Nobody knows what all ranks have chosen.
+    *(f"Chosen().{name}" for name in dir(bk.topology.Chosen) if name != "choose"),
 )
 # Of topologies and policies: their other methods or their room call it, with arguments that they have checked.
 HOOKS = {"links", "for_flight", "meeting", "objection", "phases"}

@@ -106,6 +106,10 @@ class PushSum(OnGraph):
     needs = ("column_stochastic",)
     refusal = "the columns of {topology} do not sum to 1 for {n} ranks: sums drift; use FromDigraph(…) or Exponential()"
 
+    def check(self, comm: Comm) -> None:
+        self.topology.period(comm.size)  # raises if rounds are not known beforehand
+        super().check(comm)
+
     def init(self, bucket: Bucket, comm: Comm) -> State:
         return {"z": wide_copy(bucket.flat), "p": torch.ones(comm.size, dtype=torch.float64)}
 

@@ -31,6 +31,7 @@ from ..comm import Comm, check_device, members_of
 from ..costs import Sizes, sizes_of
 from ..rules import Rule, rules_of
 from ..runtime.agreement import Setup, as_time, check_scaler, check_weight, named, reshard
+from ..topology.chosen import chooses
 from .aside import standing_aside
 
 OfRules = list[tuple[Rule, list[Tensor]]]  # each rule with its parameters
@@ -311,6 +312,11 @@ def check_join(setup: AttachSetup, by_all: bool) -> None:
             raise ValueError(
                 f"{rule!r} gives each rank a gradient of its own, and one that has run out of batches would not step "
                 "with it; give all ranks the same number of batches"
+            )
+        if chooses(rule.stage):
+            raise ValueError(
+                f"in {rule!r} each rank chooses its weights, and one that has run out of batches would choose no more; "
+                "give all ranks the same number of batches"
             )
         if rule.what == "data" and not by_all:
             raise ValueError(

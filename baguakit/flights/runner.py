@@ -27,6 +27,7 @@ from ..primitives import mean_
 from ..rules import Rule
 from ..runtime.runtime import Channel
 from ..stages import Hierarchical, Stage, State, call_stage, has_phases, in_phases, init_stage, remembered
+from ..topology.chosen import as_chosen, chooses
 
 PADDED = 4096  # values by which any bucket may be padded
 MOST_KINDS = 64  # of flights that are told apart in a bucket
@@ -81,6 +82,7 @@ class RuleRunner:
     # The flights in the air, and those that have landed since the last step ended; None if the group cannot change. If
     # a step is lost, the state goes back to the copy made before the first of these flights.
     journal: list[BucketFlight] | None = None
+    current_stage: Stage | None = None  # the stage in this round
     weights: Weighing = field(default=lambda: None, repr=False)  # waits for those of all ranks, in flights launched now
 
     def __post_init__(self) -> None:
@@ -88,6 +90,7 @@ class RuleRunner:
         self.label, self.outline = repr(self.rule), outline(stage)  # in words; in few, for profilers and figures
         self.guards = all(each.keeps for each in stage.whole())  # it changes its state by `update_if_finite_` only
         self.in_phases = has_phases(stage)
+        self.chosen = chooses(stage)  # its weights are chosen in each round
         self.ledgers = [self.new_ledger(i) for i in range(len(self.buckets))]
 
     def new_ledger(self, bucket: int) -> Ledger:
@@ -116,7 +119,7 @@ class RuleRunner:
     ) -> BucketFlight:  # fmt: skip
         """Launch bucket `i`: on the lane, call `work(stage, flat, comm)`, or the stage if there is no `work`.
 
-        Once `compression_error` has been called, the `stage` also measures its error.
+        `stage` is the stage of this round. Once `compression_error` has been called, the stage also measures its error.
         If `beside` is given, pairs (padding, zeros) are added to this list, and `work` copies them to zero the padding.
         With a `source`, all ranks first take that rank's state.
         """
@@ -129,7 +132,9 @@ class RuleRunner:
             channel.monitor.check()
         averaged, self.to_average = self.to_average, []
         label = f"{self.label}, bucket {i}, round {self.round}"
-        stage = self.rule.stage if self.tallies is None else measured(self.rule.stage, tally)
+        if i == 0 or self.current_stage is None:
+            self.current_stage = as_chosen(self.rule.stage) if self.chosen else self.rule.stage
+        stage = self.current_stage if self.tallies is None else measured(self.current_stage, tally)
 
         def fly() -> Phases:
             if channel.failed or channel.monitor.error is not None:

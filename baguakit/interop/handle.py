@@ -23,6 +23,7 @@ from ..rules import Algorithm, Rule, during_backward, rules_of
 from ..runtime.agreement import Setup, check_scaler, check_weight
 from ..runtime.runtime import or_abandon, warm_up
 from ..stages import Stage, init_stage
+from ..topology.chosen import chooses
 
 
 @dataclass(eq=False)
@@ -237,6 +238,8 @@ def rules_on_gradients(stage: Any) -> tuple[Rule, ...]:
             )
         if rule.where is not None:
             raise ValueError(f"{rule!r} acts on some parameters, hooks on whole buckets; use bk.attach, or omit where=")
+        if chooses(rule.stage):
+            raise ValueError(f"{rule!r} must know the first bucket, and a hook does not name it; use bk.attach")
         for other in rules[:i]:
             if rule.overlaps(other):
                 raise ValueError(f"{other!r} and {rule!r} act in the same steps; separate them with start= and stop=")

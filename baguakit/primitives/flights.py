@@ -12,6 +12,7 @@ from ..buckets import Bucket
 from ..comm import Comm, check_comm
 from ..kernels import operators as mixing_ops
 from ..lanes import Flight, lane_of
+from ..topology.chosen import as_chosen
 from .compressed import check_averageable
 
 
@@ -96,5 +97,6 @@ def launch(
     remembered = stage.init(Bucket.of(flat), comm) if state is None else state
     lane = lane_of(comm.group, x.device, comm._by_host(x.device))
     lane.uses((flat, remembered))
-    flight = lane.run(lambda: stage(flat, remembered, comm))
+    flying = as_chosen(stage)
+    flight = lane.run(lambda: flying(flat, remembered, comm))
     return LaunchedFlight(flight, x.shape, before, (flat, remembered))

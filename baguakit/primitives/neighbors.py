@@ -7,10 +7,11 @@ from math import fsum
 import torch
 from torch import Tensor
 
-from ..arguments import describe, instance, message, real, several, tensor, truth
+from ..arguments import describe, instance, real, tensor, truth
 from ..comm import Comm, check_comm
 from ..kernels import operators as mixing_ops
-from ..topology import Topology
+from ..topology import Chosen, Topology
+from ..topology.chosen import Choice, weights_in
 from .compressed import mean_, on_flat
 from .one_kernel import neighbor_mean_in_one_kernel_
 
@@ -50,7 +51,7 @@ def neighbor_mean_(
         dst_weights: {rank: factor} for the ranks that this rank sends to; x is multiplied by the factor. A list means
             factors of 1; None means all ranks that receive from this rank.
         check: if True, ranks first tell each other whom they receive from and send to, in n bytes on n ranks, and the
-            host waits. If False, ranks that disagree hang, and `dst_weights` is needed.
+            host waits. If False, ranks that disagree hang, and `dst_weights` is needed. `Chosen` is always checked.
 
     Raises:
         ValueError: the topology changes from round to round and `comm` has no round; the topology does not fit the
@@ -61,16 +62,15 @@ def neighbor_mean_(
         raise TypeError("comm is a bk.Comm, not None: neighbor_mean_ is told its group")
     check_comm(comm)
     truth("check", check)
-    factors = None
+    if comm._weights is not None and (topology is None or isinstance(topology, Chosen)):
+        raise ValueError("each rank chooses the weights of this mean, and comm has others; leave out comm.weighted(…)")
     if topology is None:
-        if comm._weights is not None:
-            raise ValueError("ranks choose the weights of this mean, and comm has others; leave out comm.weighted(…)")
         if src_weights is None:
             raise TypeError("neighbor_mean_ takes a topology or src_weights={rank: weight}; both are None")
         sources = dict(sorted(weights_in("src_weights", src_weights).items()))
         own = 1 - sum(sources.values()) if self_weight is None else real("self_weight", self_weight)
-        factors = None if dst_weights is None else weights_in("dst_weights", dst_weights)
-        targets = agreed_targets(comm, x.device, sources, factors, check)
+        choice = Choice(own, sources, None if dst_weights is None else weights_in("dst_weights", dst_weights))
+        targets = agreed_targets(comm, x.device, sources, choice.factors, check)
     else:
         instance("topology", topology, Topology, "a topology such as Ring()")
         named = {"self_weight": self_weight, "src_weights": src_weights, "dst_weights": dst_weights}
@@ -78,16 +78,29 @@ def neighbor_mean_(
             raise TypeError(f"the weights of topology {topology!r} are its own; leave out either it or {given}")
         if comm.size == 1:
             return x
-        if is_mean(topology, comm.size, round_of(topology, comm)):
+        if not isinstance(topology, Chosen) and is_mean(topology, comm.size, round_of(topology, comm)):
             return mean_(x, comm)
-        own, sources, targets = links_in(topology, comm)
-    sends = {peer: (factors or {}).get(peer, 1.0) for peer in targets}
-    if neighbor_mean_in_one_kernel_(x, own, sources, sends, comm, topology is None or comm._weights is not None):
+        choice, targets = chosen_in(topology, comm, x.device)
+    varies = topology is None or isinstance(topology, Chosen) or comm._weights is not None
+    factors = {peer: (choice.factors or {}).get(peer, 1.0) for peer in targets}
+    if neighbor_mean_in_one_kernel_(x, choice.own, choice.sources, factors, comm, varies):
         return x
-    sent = {w: x if w == 1 else x * w for w in {*sends.values()}}
-    received = {peer: torch.empty_like(x) for peer in sources}
-    comm.exchange_each({peer: sent[w] for peer, w in sends.items()}, received, x.device)
-    return mixed(x, own, sources, received)
+    sent = {w: x if w == 1 else x * w for w in {*factors.values()}}
+    received = {peer: torch.empty_like(x) for peer in choice.sources}
+    comm.exchange_each({peer: sent[w] for peer, w in factors.items()}, received, x.device)
+    return mixed(x, choice.own, choice.sources, received)
+
+
+def chosen_in(topology: Topology, comm: Comm, device: torch.device) -> tuple[Choice, list[int]]:
+    """Return the weights of this rank in the round of `comm`, and the ranks that it sends to."""
+    if not isinstance(topology, Chosen):
+        own, sources, targets = links_in(topology, comm)
+        return Choice(own, sources, None), targets
+    choice, agreed = topology.choice, topology.targets_agreed
+    if agreed is None:
+        agreed = agreed_targets(comm, device, choice.sources, choice.factors, check=True)
+        topology.targets_agreed = agreed if topology.one_round else None
+    return choice, agreed
 
 
 @torch.no_grad()
@@ -96,7 +109,7 @@ def neighbor_gather(x: Tensor, topology: Topology, comm: Comm) -> dict[int, Tens
 
     Args:
         x: a dense tensor of any dtype, of one shape on all ranks. It is only read.
-        topology: the neighbours, such as `Ring()`; its weights are ignored.
+        topology: the neighbours, such as `Ring()`, or `Chosen()` with the ranks of this round; weights are ignored.
         comm: as in `neighbor_mean_`.
 
     Raises:
@@ -107,8 +120,8 @@ def neighbor_gather(x: Tensor, topology: Topology, comm: Comm) -> dict[int, Tens
     x = tensor("x", x).detach().contiguous()
     if comm.size == 1:
         return {}
-    _, sources, targets = links_in(topology, comm)
-    return comm.exchange(x, sources, targets)
+    choice, targets = chosen_in(topology, comm, x.device)
+    return comm.exchange(x, choice.sources, targets)
 
 
 def round_of(topology: Topology, comm: Comm) -> int:
@@ -161,15 +174,6 @@ def is_mean(topology: Topology, size: int, round: int) -> bool:
     ranks = 1 if "circulant" in topology.facts else size
     rows = (topology.weights(rank, size, round) for rank in range(ranks))
     return all(len(row) == size and set(row.values()) == {1 / size} for row in rows)
-
-
-def weights_in(name: str, given: Mapping[int, float] | Iterable[int]) -> dict[int, float]:
-    """Return {rank: weight} for the argument `name`. A list means weights of 1; for `src_weights` it is a TypeError."""
-    if not isinstance(given, Mapping):
-        if name == "src_weights":
-            raise TypeError(message(name, "a mapping such as {3: 0.5}, or {}", given))
-        given = dict.fromkeys(several(name, given, "a list of ranks, or a mapping such as {3: 0.5}"), 1.0)
-    return {rank: real(f"{name}[{rank!r}]", weight) for rank, weight in given.items()}
 
 
 # If ranks choose their own peers, they must agree on senders and receivers before anything is sent.

@@ -26,7 +26,7 @@ from ..primitives import compressed_all_gather, neighbor_mean_, scattered_mean
 from ..primitives.neighbors import is_mean, links
 from ..rules import Rule
 from ..stages import CompressedMean, Hierarchical, Mean, NeighborMean, Stage
-from ..topology import Topology
+from ..topology import Chosen, Topology
 from .agreement import AnySetup, agree, as_time, asked, beside, channel_of, on_mesh
 
 AGREEMENTS = 2  # the number of the channel of agreements: the channels of flights come first
@@ -354,6 +354,6 @@ def connect(stages: Iterable[Stage], x: Tensor, comm: Comm) -> None:
 
 
 def topologies_of(stage: Stage) -> list[Topology]:
-    """Return the topologies in the fields of a stage."""
+    """Return the topologies in the fields of a stage, except `Chosen`, whose peers are not known in advance."""
     held = [getattr(stage, each.name) for each in fields(stage)]
-    return [each for each in held if isinstance(each, Topology)]
+    return [each for each in held if isinstance(each, Topology) and not isinstance(each, Chosen)]

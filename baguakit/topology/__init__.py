@@ -23,19 +23,21 @@ no process group, so it can be tested and plotted in one process.
 | `FromMatrix`          | as in the given matrices        | given    | as given     | as given                        |
 | `FromGraph`           | its neighbours in a given graph | 1        | yes          | 1 round if complete, else never |
 | `FromDigraph`         | the ranks that send to it       | given    | as given     | only with `push_sum`            |
+| `Chosen`              | the ranks that it chooses       | none     | unknown      | unknown                         |
 
-All but `FromDigraph` are doubly stochastic. Their rows sum to 1, so ranks with equal values keep them. Their columns
-sum to 1, so the mean over the ranks is preserved. For `FromDigraph` only the columns sum to 1.
-`BaseK(1).draw(6).savefig("base.png")` saves a plot.
+All but `FromDigraph` and `Chosen` are doubly stochastic. Their rows sum to 1, so ranks with equal values keep them.
+Their columns sum to 1, so the mean over the ranks is preserved. For `FromDigraph` only the columns sum to 1. With
+`Chosen` each rank sets its own row before a round. `BaseK(1).draw(6).savefig("base.png")` saves a plot.
 """
 
 from .base import Topology
+from .chosen import Chosen
 from .given import FromDigraph, FromGraph, FromMatrix
 from .rounds import BaseK, OnePeerExact, OnePeerExponential, RandomMatching, ShiftOne
 from .static import Exponential, FullyConnected, Grid2D, Ring, Star, SymmetricExponential
 
 __all__ = [
-    "BaseK", "Exponential", "FromDigraph", "FromGraph", "FromMatrix", "FullyConnected", "Grid2D",
+    "BaseK", "Chosen", "Exponential", "FromDigraph", "FromGraph", "FromMatrix", "FullyConnected", "Grid2D",
     "OnePeerExact", "OnePeerExponential", "RandomMatching", "Ring", "ShiftOne", "Star", "SymmetricExponential",
     "Topology",
 ]  # fmt: skip

@@ -15,8 +15,9 @@ from ..comm import Comm, check_comm
 from ..compressors import Compressor
 from ..compressors.base import check_dtype
 from ..kernels.operators import mix_
-from ..primitives.neighbors import links_in, weights_in
+from ..primitives.neighbors import links_in
 from ..topology import Topology
+from ..topology.chosen import weights_in
 from .links import Links
 from .memory import Memory
 from .messages import ADD, FREE, GET, LOCK, PING, PUT, UNLOCK, Data, Format

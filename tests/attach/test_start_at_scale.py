@@ -161,6 +161,7 @@ def test_every_first_message_meets_its_receiver(topology):
 def test_stages_in_others_and_between_nodes_are_met_and_chosen_weights_are_not():
     ring = on_a_gpu(bk.stages.NeighborMean(T.Ring()))
     assert on_a_gpu(bk.stages.Hierarchical(bk.stages.NeighborMean(T.Ring()))) == ring
+    assert on_a_gpu(bk.stages.NeighborMean(T.Chosen())) == [[]] * N
 
 
 def test_no_step_opens_a_connection():

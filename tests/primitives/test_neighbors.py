@@ -78,6 +78,10 @@ def test_ranks_that_disagree_are_named_on_every_rank():
             bk.primitives.neighbor_mean_(
                 x, comm=bk.Comm(), src_weights=dict.fromkeys(hears[r], 0.5), dst_weights=sends[r]
             )
+        graph = bk.topology.Chosen()
+        graph.choose(src_weights=dict.fromkeys(hears[r], 0.5), dst_weights=sends[r])
+        with pytest.raises(ValueError, match=words):
+            bk.primitives.neighbor_gather(x, graph, bk.Comm())
         return torch.equal(x, torch.ones(3))
 
     for hears, sends, words in cases:
@@ -122,13 +126,16 @@ def test_what_neighbors_hold(dtype):
         rounds = [
             list(bk.primitives.neighbor_gather(x, bk.topology.OnePeerExponential(), comm.at(t))) for t in range(2)
         ]
+        graph = bk.topology.Chosen()
+        graph.choose(src_weights=dict.fromkeys([(r + 2) % 4, (r + 1) % 4], 0.5))
+        named = bk.primitives.neighbor_gather(x, graph, comm)
         shapes = {tuple(theirs.shape) for theirs in ring.values()}
-        values = {peer: theirs.unique().tolist() for peer, theirs in ring.items()}
-        return list(ring), rounds, shapes, values
+        values = {peer: theirs.unique().tolist() for peer, theirs in {**ring, **named}.items()}
+        return list(ring), rounds, list(named), shapes, values
 
-    for r, (ring, rounds, shapes, values) in enumerate(ranks(4, run)):
+    for r, (ring, rounds, named, shapes, values) in enumerate(ranks(4, run)):
         assert ring == sorted({(r - 1) % 4, (r + 1) % 4}) and shapes == {(3, 2)}
-        assert rounds == [[(r - 1) % 4], [(r - 2) % 4]]
+        assert rounds == [[(r - 1) % 4], [(r - 2) % 4]] and named == sorted({(r + 1) % 4, (r + 2) % 4})
         assert all(values[p] == [bool(p % 2) if dtype is torch.bool else p] for p in values)
 
 

@@ -137,8 +137,9 @@ def test_mixing_matrices_keep_the_weighted_sum():
                 found[name, round] = bk.primitives.neighbor_mean_(unit.clone(), graph, comm)
         found["a rank of weight 0"] = bk.primitives.neighbor_mean_(unit, topology.Ring(), plain.weighted(rank % 3))
         comm = plain.weighted(1 + rank)
-        with pytest.raises(ValueError, match="ranks choose the weights of this mean, and comm has others"):
-            bk.primitives.neighbor_mean_(unit, comm=comm, src_weights={})
+        for graph in (topology.Chosen(), None):
+            with pytest.raises(ValueError, match="each rank chooses the weights of this mean, and comm has others"):
+                bk.primitives.neighbor_mean_(unit, graph, comm, src_weights=None if graph else {})
         directed = topology.FromDigraph([(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)])
         with pytest.raises(ValueError, match="it can keep no weighted mean"):
             bk.primitives.neighbor_mean_(unit, directed, comm)

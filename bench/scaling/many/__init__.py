@@ -18,7 +18,7 @@ What grows with n, and why:
   means gather the rows of all. `bk.hierarchical` lets one rank of each node send them.
 * an all-reduce is one call, and a ring of 2 (n − 1) messages within it; its bytes are 2 (n − 1)/n of the bucket.
 * `choco` keeps two copies of the weights for each round of a period: 2 log₂ n for `OnePeerExact()`.
-* `FullyConnected` and rank 0 of `Star` hear all ranks.
+* `FullyConnected` and rank 0 of `Star` hear all ranks. `Chosen` exchanges a table of n² bytes before a round.
 * `push_sum` follows the weights of all ranks with an n × n matrix; `matrix`, `draw`, `spectral_gap` and, without a
   closed form, `rounds_to_exactness` look at the matrices.
 * a `FromMatrix` has n² weights, and a topology of one's own that declares no `facts` is looked at row by row, once.
