@@ -11,6 +11,8 @@ from torch.nn.functional import cross_entropy
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from baguakit import Timeline
+
 TESTED = 360  # of 1,797 images
 
 
@@ -76,4 +78,25 @@ def accuracy_by_bytes(curves: dict[str, list[tuple[float, float]]]) -> "Figure":
     axes.set(xscale="log", xlabel="sent by a rank", ylabel="test accuracy")
     axes.xaxis.set_major_formatter(EngFormatter("B"))
     figure.legend(loc="outside right center", frameon=False, fontsize=8)
+    return figure
+
+
+def timeline(found: "Timeline", steps: int) -> "Figure":
+    """Draw the latest steps of all ranks: training grey, waits red, flights blue, and lines from launch to landing."""
+    from matplotlib.figure import Figure
+
+    rows = sorted({(s.rank, s.thread) for s in found.spans}, key=lambda row: (row[0], row[1] != "training", row[1]))
+    figure = Figure(figsize=(10, 0.8 + 0.3 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    greys = {"step": "#dadada", "backward": "#b0b0b0"}
+    for span in found.spans:
+        y = rows.index((span.rank, span.thread))
+        colour = "#0072B2" if span.flies else "#D55E00" if span.waits else greys.get(span.name, "#303030")
+        axes.barh(y, span.end - span.start, 0.8, span.start, color=colour, zorder=2)
+        if span.flies:
+            axes.hlines(y, span.launched, span.landed, color=colour, linewidth=1, zorder=1)
+    shown = [s for s in found.spans if s.rank == 0 and s.name == "step"][-steps:]
+    axes.set(xlim=(shown[0].start, shown[-1].end), xlabel="seconds", ylim=(len(rows) - 0.5, -0.5))
+    axes.set_yticks(range(len(rows)), [f"rank {rank}  {thread}" for rank, thread in rows])
+    figure.suptitle(f"{found.ranks} ranks; {found.overlap():.0%} of communication hidden", fontsize=10)
     return figure

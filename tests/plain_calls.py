@@ -283,9 +283,6 @@ OPTIONS = {"algorithms.diloco": ["lr"]}
 REFUSED = (
     "TopK().reduce",
     "Window().fetch",  # of one rank, which hears no other
-    "timeline().draw",
-    "timeline().overlap",
-    "timeline().window",
     *(f"attach().{name}" for name in ("leave", "recoverable", "on_regroup")),
     "Publisher().regroup",  # of a folder
     "Subscriber().regroup",

@@ -152,7 +152,7 @@ class Attachment(Attached):
 
     @checked
     def timeline(self, steps: Positive | None = None) -> Timeline:
-        """Return a timeline of the latest steps of all ranks: `save` it for Perfetto, or `draw` it. Collective.
+        """Return a timeline of the latest steps of all ranks: `save` it for Perfetto. Collective.
 
         An attachment records its latest 100 steps, and the latest 100 flights of each bucket. Steps and flights that
         have not ended are left out. On CUDA, times are measured on the device, and a call synchronises.

@@ -18,31 +18,18 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from math import nan
+from math import inf, nan
 from pathlib import Path
-from textwrap import fill
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from ..arguments import checked
 from ..comm import Comm
-from ..flights import BACKWARD, STEP, BucketFlight, Logbook, RuleRunner
+from ..flights import STEP, BucketFlight, Logbook, RuleRunner
 from ..lanes import Moment, reader
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
 PINGS = 16  # collectives that compare the clocks
-LATEST = 6  # steps drawn if none are asked for
-# {label: (colour, hatch)}; later bars are drawn on top. The colour-blind can tell these colours apart (Okabe and Ito,
-# 2008). In grey print, the hatches tell rules apart.
-FORWARD, OPTIMIZER, WAITING = "training: forward and all else", "optimizer", "waiting for a flight"
-TRAINS = {FORWARD: ("#dadada", ""), BACKWARD: ("#b0b0b0", ""), OPTIMIZER: ("#303030", ""), WAITING: ("#D55E00", "")}
-RULES = (("#0072B2", ""), ("#E69F00", "////"), ("#009E73", "...."), ("#CC79A7", "\\\\\\\\"), ("#56B4E9", "xxxx"))
-EDGED, READABLE = 0.004, 0.022  # shares of the figure's width: of a bar with a white edge, and of one with a number
-MOST_STEPS, WIDEST = 12, 84  # steps that are numbered, and letters of a line of the legend
-
 TRAINING = "training"
 BESIDE = "beside"  # the lane beside a lane is named after it, with this word at the end
 
@@ -114,42 +101,17 @@ class Timeline:
     @property
     def steps(self) -> tuple[int, ...]:
         """Return the numbers of the steps that rank 0 recorded."""
-        return tuple(self._steps)
+        return tuple(s.step for s in self.spans if s.rank == 0 and s.name == STEP and s.step is not None)
 
-    @property
-    def _steps(self) -> dict[int, Span]:
-        return {s.step: s for s in self.spans if s.rank == 0 and s.name == STEP and s.step is not None}
-
-    def window(self, steps: slice | None = None) -> tuple[float, float]:
-        """Return (begin, end): when rank 0 began the first of the `steps`, and when it ended the last of the `steps`.
-
-        Args:
-            steps: a slice of the numbers of steps; negative numbers count from the end; None: all.
-
-        Raises:
-            ValueError, TypeError: no step of `steps` was recorded; `steps` is not a slice, or is a slice with a stride.
-        """
-        if not (known := self._steps):
-            raise ValueError("nothing is recorded: a timeline needs two ranks or more, and a whole optimizer step")
-        if steps is None:
-            steps = slice(None)
-        if not isinstance(steps, slice) or steps.step is not None:
-            raise TypeError(f"steps= is a slice such as slice(10, 14) or slice(-3, None), not {steps!r}")
-        wanted = range(max(known) + 1)[steps]
-        if not (chosen := [span for step, span in known.items() if step in wanted]):
-            raise ValueError(f"steps {min(known)} to {max(known)} have been recorded, and none of them is in {steps!r}")
-        return chosen[0].start, chosen[-1].end
-
-    def overlap(self, steps: slice | None = None) -> float:
+    def overlap(self) -> float:
         """Return the share of the time of flights, from launch to landing, in which training did not wait.
 
-        It is the share over all ranks, while rank 0 made `steps`: 1 if nothing was exposed, NaN if there was no flight.
+        It is the share over all ranks: 1 if nothing was exposed, NaN if there was no flight.
         """
-        window = self.window(steps)
         ranks = [[s for s in self.spans if s.rank == rank] for rank in range(self.ranks)]
-        away = sum(_covered((s for s in spans if s.flies), window) for spans in ranks)
-        waiting = sum(_covered((s for s in spans if s.waits), window) for spans in ranks)
-        return 1 - waiting / away if away else float("nan")
+        away = sum(_covered(s for s in spans if s.flies) for spans in ranks)
+        waiting = sum(_covered(s for s in spans if s.waits) for spans in ranks)
+        return 1 - waiting / away if away else nan
 
     @checked
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -167,77 +129,17 @@ class Timeline:
         trace = {"traceEvents": events, "displayTimeUnit": "ms", "otherData": about}
         Path(path).write_text(json.dumps(trace, allow_nan=False), encoding="utf-8")
 
-    def draw(self, steps: slice | None = None) -> "Figure":
-        """Return a matplotlib figure of all ranks, for the time in which rank 0 made some steps. Needs matplotlib.
-
-        Args:
-            steps: as in `window`; None: the latest six.
-
-        Raises:
-            ModuleNotFoundError: matplotlib is not installed.
-            ValueError, TypeError: as in `window`.
-        """
-        steps = slice(-LATEST, None) if steps is None else steps
-        window, hidden = self.window(steps), self.overlap(steps)
-        try:
-            from matplotlib.figure import Figure
-        except ModuleNotFoundError as missing:
-            raise ModuleNotFoundError("drawing a timeline needs matplotlib: pip install matplotlib") from missing
-        begin, length = window[0], 1e3 * (window[1] - window[0])  # in s and ms
-        seen = [span for span in self.spans if span.launched < window[1] and span.landed > begin]
-        threads = sorted({(span.rank, span.thread) for span in seen}, key=lambda row: (row[0], _tid(row[1])))
-        rows = {row: i + 0.5 * row[0] for i, row in enumerate(threads)}  # from the top down, with a gap after each rank
-        rules = dict.fromkeys(_label_of(span) for span in self.spans if span.flies)
-        height = 1.8 + 0.28 * max(rows.values()) + 0.2 * max(0, len(rules) - 4)  # inches
-        figure = Figure(figsize=(10, height), layout="constrained")
-        axes = figure.subplots()
-        for label, (colour, hatch) in (TRAINS | dict(zip(rules, itertools.cycle(RULES), strict=False))).items():
-            if not (alike := [span for span in seen if _label_of(span) == label]):
-                continue
-            y = [rows[span.rank, span.thread] for span in alike]
-            times = ([1e3 * (at - begin) for at in (s.start, s.end, s.launched, s.landed)] for s in alike)
-            since, until, launched, landed = zip(*times, strict=True)
-            widths = [b - a for a, b in zip(since, until, strict=True)]
-            look: Any = {"facecolor": colour, "hatch": hatch, "edgecolor": "white", "label": label, "zorder": 2}
-            bars = axes.barh(y, widths, 0.8, since, linewidth=[0.8 * (w > EDGED * length) for w in widths], **look)
-            if alike[0].flies:
-                axes.hlines(y, launched, landed, colors=colour, linewidth=1, zorder=1)
-                numbers = [str(s.bucket) * (w > READABLE * length) for s, w in zip(alike, widths, strict=True)]
-                text: Any = {"color": "white" if colour == RULES[0][0] else "black", "fontsize": 7, "zorder": 3}
-                text["bbox"] = {"facecolor": colour, "edgecolor": "none", "pad": 0.8}
-                axes.bar_label(bars, numbers, label_type="center", **text)
-        axes.set_yticks([*rows.values()], [f"rank {r}  {on}" if on == TRAINING else on for r, on in rows])
-        axes.set(xlim=(0, length), ylim=(max(rows.values()) + 0.5, -0.5), xlabel="ms")
-        shown = [span for span in seen if span.rank == 0 and span.name == STEP and span.start >= begin]
-        shown = shown[:: 1 + len(shown) // MOST_STEPS]
-        above = axes.secondary_xaxis("top")
-        above.set_xticks([1e3 * (s.start - begin) for s in shown], [f"step {s.step}" for s in shown], ha="left")
-        above.spines[:].set_visible(False)
-        axes.spines[["top", "left", "right"]].set_visible(False)
-        figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
-        share = "" if hidden != hidden else f"; {100 * hidden:.0f} % of communication hidden"
-        figure.suptitle(f"{self.ranks} ranks{share}", fontsize=10)
-        return figure
-
     def __repr__(self) -> str:
         steps = f"steps {self.steps[0]} to {self.steps[-1]}" if self.steps else "no step"
         return f"<Timeline: {self.ranks} ranks, {steps}, {len(self.flights)} flights, clocks within {self.error:.2g} s>"
 
 
-def _label_of(span: Span) -> str:
-    """Return the text that explains the colour of a span in the legend."""
-    if span.rule is None:
-        return {STEP: FORWARD, BACKWARD: BACKWARD}.get(span.name, OPTIMIZER)
-    return WAITING if span.waits else fill(span.rule, WIDEST)
-
-
-def _covered(spans: Iterable[Span], window: tuple[float, float]) -> float:
-    """Return the seconds of a window in which at least one span was between its launch and its landing."""
-    total, reached = 0.0, window[0]
+def _covered(spans: Iterable[Span]) -> float:
+    """Return the seconds in which at least one of the spans was between its launch and its landing."""
+    total, reached = 0.0, -inf
     for start, end in sorted((s.launched, s.landed) for s in spans):
-        start, end = max(start, reached), min(end, window[1])
-        if end > start:
-            total, reached = total + end - start, end
+        total += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
     return total
 
 

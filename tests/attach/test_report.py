@@ -118,19 +118,15 @@ def test_alone_nothing_is_sent_and_nothing_recorded():
         alone = dist.new_group([dist.get_rank()], use_local_synchronization=True)
 
         def look(att, step):
-            timeline = att.timeline()
-            try:
-                timeline.draw()
-            except ValueError as error:
-                return att.report().scalars(), len(timeline.spans), str(error), str(att.report()).splitlines()[0]
+            return att.report().scalars(), len(att.timeline().spans), str(att.report()).splitlines()[0]
 
         seen, _ = attached("bytegrad()", 2, look, comm=bk.Comm(alone))
         dist.destroy_process_group(alone)
         return seen[-1]
 
-    for scalars, spans, error, summary in ranks(2, run):
+    for scalars, spans, summary in ranks(2, run):
         assert set(scalars.values()) == {0.0} and "baguakit/exposed_share" not in scalars
-        assert spans == 0 and "two ranks" in error
+        assert spans == 0
         assert summary == "2 steps on 1 rank, 0 groups; 0 B sent a step, 0.00 ms exposed"
 
 

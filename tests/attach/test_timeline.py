@@ -1,4 +1,4 @@
-"""The timeline: every flight once, in the order of things, on clocks that agree; as a trace and as a picture."""
+"""The timeline: every flight once, in the order of things, on clocks that agree, and as a trace."""
 
 import json
 import math
@@ -114,20 +114,13 @@ def by_hand():
     return Timeline(2, tuple(steps + waits + flights), 0.0)
 
 
-def test_windows_and_overlap_by_hand():
+def test_overlap_by_hand():
     timeline = by_hand()
     assert timeline.steps == (7, 8, 9)
-    assert timeline.window() == (0, 30) and timeline.window(slice(8, 9)) == (10, 20)
-    assert timeline.window(slice(-1, None)) == (20, 30) and timeline.window(slice(None, -1)) == (0, 20)
     assert timeline.overlap() == 1 - 2 / 12
-    assert timeline.overlap(slice(9, None)) != timeline.overlap(slice(9, None))  # NaN: nothing flew then
     assert repr(timeline) == "<Timeline: 2 ranks, steps 7 to 9, 2 flights, clocks within 0 s>"
-    with pytest.raises(ValueError, match=r"steps 7 to 9 have been recorded, and none of them is in slice\(10, 20"):
-        timeline.window(slice(10, 20))
-    with pytest.raises(TypeError, match="slice such as slice"):
-        timeline.window(3)
-    with pytest.raises(ValueError, match="two ranks or more"):
-        Timeline(1, (), 0.0).window()
+    nothing = Timeline(1, (), 0.0)
+    assert nothing.steps == () and math.isnan(nothing.overlap())
 
 
 def test_a_timeline_is_asked_for_in_time():
@@ -182,25 +175,6 @@ def test_a_trace_names_all_that_it_shows(name, tmp_path):
         assert launch["tid"] == landing["tid"] == 0 < lane["tid"] and launch["pid"] == lane["pid"] == landing["pid"]
         held = [x for x in shown if x["tid"] == lane["tid"] and x["pid"] == lane["pid"] and x["ts"] == lane["ts"]]
         assert launch["name"] in [x["name"] for x in held]
-
-
-@pytest.mark.parametrize("name", ["delayed, with gradients", "free"])
-def test_a_picture_has_a_row_for_every_thread(name, tmp_path):
-    pytest.importorskip("matplotlib")
-    timeline = of(name)[0][0]
-    figure = timeline.draw(slice(None))
-    rows = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert len(rows) == len({(s.rank, s.thread) for s in timeline.spans})
-    hidden = timeline.overlap()
-    share = "" if math.isnan(hidden) else f"; {100 * hidden:.0f} % of communication hidden"
-    assert figure.get_suptitle() == f"2 ranks{share}"
-    assert rows[0] == "rank 0  training" and "rank 1  training" in rows
-    legend = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert {f.rule for f in timeline.flights} <= set(legend)
-    figure.savefig(tmp_path / "timeline.png", dpi=40)
-    assert (tmp_path / "timeline.png").stat().st_size > 1000
-    with pytest.raises(ValueError, match="have been recorded"):
-        timeline.draw(slice(STEPS, None))
 
 
 @pytest.mark.parametrize("all_threads", [False, True])
