@@ -64,6 +64,8 @@ def save_runner(runner: RuleRunner, names: Names, flights: bool = True, same_ran
                 save(bucket, path, tensor)
                 if tensor.shape != bucket.flat.shape:
                     saved["whole"] = sorted({path, *saved.get("whole", ())})
+    if weights := weights_in(runner):
+        saved["weights"] = weights
     if flights and isinstance(runner, WeightRunner):
         for bucket, flight in ((runner.buckets[i], flight) for i, flight in runner.air.items()):
             save(bucket, "flight.result", flight.flight.result())
@@ -80,6 +82,12 @@ def save_runner(runner: RuleRunner, names: Names, flights: bool = True, same_ran
             for p, used in zip(runner.params(), delayed.flags.of_all(), strict=True):
                 parameters[names[p]][f"flight.{k}.used"] = torch.tensor(used)
     return saved
+
+
+def weights_in(runner: RuleRunner) -> list[float]:
+    """Return the weights of all ranks, of the sum 1, on which a state depends; [] if all are equal, or on none."""
+    constant = any(getattr(each, "constant_weights", False) for each in runner.rule.stage.whole())
+    return [weight for weight, *_ in runner.weights() or ()] if constant else []
 
 
 def load_runners(

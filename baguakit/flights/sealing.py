@@ -24,6 +24,7 @@ from ..rules import Rule
 from ..runtime.agreement import first_said, plain_names
 from ..runtime.runtime import Runtime
 from ..stages import remembered
+from .checkpoint import weights_in
 from .runner import RuleRunner
 
 FLIES = "flight."  # paths of flights in the air begin with it
@@ -46,13 +47,14 @@ def opened(state: Any, runtime: Runtime[Any], runners: Sequence[RuleRunner], str
     """Check a loaded state, and return it with the parameter names of this process. Waits for no rank.
 
     Raise a TypeError or ValueError if `state` is no state, or belongs to other rules. If it is damaged, is of another
-    rank or lacks a parameter, log this; with `strict`, raise a ValueError, also if ranks load different runs or steps.
+    rank or weights, or lacks a parameter, log this; with `strict`, raise a ValueError, also if runs or steps differ.
     """
     check_state(state, runners)
     truth("strict", strict)
     here = [*runtime.setup.names.values(), *runtime.setup.frozen]
     named = _renamed(state, here)
-    for fault in (*_damages(state), *_other_ranks(state, runtime), *_missing(named, runtime, runners)):
+    others = *_other_ranks(state, runtime), *_other_weights(state, runtime.comm, runners)
+    for fault in (*_damages(state), *others, *_missing(named, runtime, runners)):
         if strict:
             raise ValueError(f"{fault}; load_state_dict(state, strict=False) loads it all the same")
         log.warning("%s", fault)
@@ -68,6 +70,7 @@ RULE |= {"parameters": Mapping[str, Tensors], "own": Tensors}
 SEAL = dict.fromkeys(("rank", "world", "run", "frozen", "sums"), Any)
 # Some states have these.
 OTHERS = {"launched": Natural, "weight": float, "order": Sequence[str], "tuned": Mapping[str, Positive]}
+OTHERS["weights"] = Sequence[float]
 
 
 def check_state(state: Any, runners: Sequence[RuleRunner]) -> None:
@@ -146,6 +149,14 @@ def _other_ranks(state: Mapping[str, Any], runtime: Runtime[Any]) -> Iterator[st
         theirs, ours = there[0], here[0]  # ranks of other groups hold other shards
     if theirs != ours:
         yield f"this state is of rank {theirs}, and this is rank {ours}: each rank loads what it saved itself"
+
+
+def _other_weights(state: Mapping[str, Any], comm: Comm, runners: Sequence[RuleRunner]) -> Iterator[str]:
+    for i, runner in enumerate(runners) if state["ranks"] == comm.size else ():
+        saved, here = state["rules"][str(i)].get("weights", []), weights_in(runner)
+        if saved != here:
+            there, now = (f"the weights {each}" if each else "equal weights" for each in (saved, here))
+            yield f"{runner.rule!r} remembers sums over ranks of {there}, and here they have {now}; attach with them"
 
 
 def _world(comm: Comm) -> list[int]:

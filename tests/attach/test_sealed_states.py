@@ -367,3 +367,24 @@ def test_a_run_resumes_with_other_layers_frozen(algorithm):
     for found in ranks(2, run):
         for (whole, resumed), how in zip(found, FROZEN, strict=True):
             assert torch.equal(whole, resumed), how
+
+
+@pytest.mark.parametrize("algorithm", slow_after(1, ["choco()", "low_precision_decentralized()", "exact_diffusion()"]))
+def test_other_weights_of_ranks_are_refused_where_a_state_has_sums_over_them(algorithm):
+    def run():
+        rank, states = dist.get_rank(), {}
+        for name, weight in (("equal", None), ("two", 1.0 + rank), ("four", 2 + 2 * rank), ("other", 3.0 - rank)):
+            model, optimizer = net_and_sgd()
+            with bk.attach(model, optimizer, made(algorithm), weight=weight) as att:
+                run_steps(model, optimizer, range(2))
+                if name == "four":  # which are the shares of "two"
+                    att.load_state_dict(states["two"])
+                elif name == "other":
+                    refused(
+                        att, states["two"], r"sums over ranks of the weights \[0.33.*here they have the weights \[0.6"
+                    )
+                    refused(att, states["equal"], "of equal weights, and here they have the weights")
+                    att.load_state_dict(states["two"], strict=False)
+                states[name] = att.state_dict()
+
+    ranks(2, run)
