@@ -20,7 +20,7 @@ from typing import Any
 import late_device
 import torch
 import torch.distributed as dist
-from everything import made
+from everything import NAMES
 from torch import nn
 
 import baguakit as bk
@@ -39,6 +39,19 @@ PATIENCE = 60.0  # seconds after which a test has failed
 SHAPES = ((4, 8), (16,), (5, 5), (7,))
 
 
+class Told:
+    """Is due when the test says so: `every=READY` of an algorithm."""
+
+    now = False
+
+    def due(self, step: int, comm: bk.Comm) -> bool:
+        return self.now
+
+    def __repr__(self) -> str:
+        return "READY"
+
+
+READY = Told()
 torch.optim.SGD([torch.zeros(1, requires_grad=True)])  # the first optimizer of a process imports for seconds
 
 
@@ -118,7 +131,7 @@ def train(end: Any, store: str, name: str, algorithm: str, options: dict[str, An
         if waits:
             end.recv()
         options = {"comm": comm, "timeout": timeout, "bucket_bytes": 100, "weight": weight}
-        with bk.attach(model, optimizer, made(algorithm), **options) as att:
+        with bk.attach(model, optimizer, eval(algorithm, {**NAMES, "READY": READY}), **options) as att:
             att.on_regroup(changes.append)
             if dies_told:  # in its first callback; both are collective
                 att.on_regroup(lambda change: die_at("now") if change.ranks == dies_told else comm.gather_objects(1))
@@ -139,8 +152,11 @@ def train(end: Any, store: str, name: str, algorithm: str, options: dict[str, An
                     at = att.step
                     optimizer.zero_grad()
                     model([c.to(device) for c in centre(name, at)]).backward()
-                    optimizer.step()
-                    present[at] = members
+                    try:
+                        optimizer.step()
+                    finally:
+                        if att.step > at:  # it is made, even if a rank is lost right after it
+                            present[at] = members
 
             end.send(("attached", said()))
             while (order := end.recv())[0] != "end":
@@ -148,6 +164,12 @@ def train(end: Any, store: str, name: str, algorithm: str, options: dict[str, An
                     die_at(order[1], model, optimizer)
                 elif order[0] == "cut":
                     cut_from(order[1], comm.membership)
+                elif order[0] == "ready":
+                    READY.now = order[1]
+                elif order[0] == "round":  # of a free-running rule: its number, its anchor, and whether it flies
+                    runner = att._life.free.paces[0].runner
+                    anchor = torch.cat([state["anchor"] for state in runner.states])
+                    end.send(("round", (runner.round, anchor, bool(runner.air))))
                 elif order[0] == "leave":
                     att.leave()
                 elif order[0] == "hang":

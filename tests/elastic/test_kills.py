@@ -21,6 +21,7 @@ KINDS = [
     "local_sgd(every=2)",
     "diloco(every=3)",
     "async_model_average()",
+    "decoupled_diloco(every=3, quorum=2)",
 ]
 
 
