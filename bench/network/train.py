@@ -1,7 +1,8 @@
 """The program of a host, which measures cells: `python -m bench.network.train '[{"task": "wide", …}, …]'`.
 
 A step is timed from the end of the one before. Before anything is measured the same ranks compute alone for a while,
-and `WARM_UP` steps of the algorithm pass, in which connections are made and codecs compiled.
+and `WARM_UP` steps of the algorithm pass, and two rounds of its at least, in which connections are made, codecs are
+compiled, and memory is used for the first time.
 """
 
 import copy
@@ -42,7 +43,7 @@ def measure(cell: Cell) -> dict[str, Any]:
     batches = digits.batches(what.batch)
 
     with chosen.train(model, optimizer) as (called, attachment):
-        for _ in range(WARM_UP):
+        for _ in range(max(WARM_UP, 2 * chosen.period)):
             step(called, optimizer, *next(batches))
         dist.barrier()
         claimed, before, began = claims(attachment), counted(), time.perf_counter()
