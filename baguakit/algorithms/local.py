@@ -32,23 +32,8 @@ network. With `delay`, training continues during an exchange, and `mix` says how
 
 Douillard et al. 2023, "DiLoCo: Distributed Low-Communication Training of Language Models", arXiv:2311.08105.
 
-Other methods differ in the inner stage, in the outer optimizer, or in the user's own optimizer:
-
-    diloco(H, lr=1.0)                                           local SGD
-    diloco(H, lr=α, momentum=β)                                 SlowMo, with α and β of the paper
-    diloco(100, inner=S₄, delay=1, fragments=P, mix=0.5,        Streaming DiLoCo, S₄ = ErrorFeedback(CompressedMean(
-           lr=0.4, momentum=0.9, nesterov=True)                 UInt4())), or without ErrorFeedback
-    diloco(30, inner=S, lr=1.0)                                 SparseLoCo, S = ErrorFeedback(SparseMean(TopK(
-                                                                1/64, values=UInt2())), decay=0.95)
-    diloco(30, inner=S₂, lr=0.7, momentum=0.6, nesterov=True)   MuLoCo: S₂ = ErrorFeedback(CompressedMean(UInt2())),
-                                                                and torch.optim.Muon steps the matrices
-    diloco(50, inner=N, lr=0.7, momentum=0.5)                   NoLoCo: N = NeighborMean(RandomMatching(seed))
-
-* *Streaming DiLoCo* in the paper sends E3M0, a float of 4 bits (`UInt4()` has 4, too); a fragment has three layers.
-* *MuLoCo* with several ranks and H = 1 averages orthogonalised updates, which is not Muon on the mean gradient.
-* *NoLoCo* has a step size for the differences and one for mixing anchors; in its code and in `diloco` they are equal.
-* *CO2* is **not** `diloco(H, delay=H)`. In CO2 the result overwrites the weights when it lands, and the local progress
-  made during the exchange is part of the next mean.
+Other inner stages and outer optimizers make SlowMo, Streaming DiLoCo, SparseLoCo, MuLoCo and NoLoCo of it, and not
+CO2: "More methods" in docs/algorithms.md.
 
 Wang et al. 2019, "SlowMo: Improving Communication-Efficient Distributed SGD with Slow Momentum", arXiv:1910.00643;
 Douillard et al. 2025, "Streaming DiLoCo with overlapping communication: Towards a Distributed Free Lunch",
@@ -72,8 +57,8 @@ Douillard et al. 2026, "Decoupled DiLoCo for Resilient Distributed Pre-training"
 al. 2024, "Asynchronous Local-SGD Training for Language Modeling" (DyLU), arXiv:2401.09135.
 """
 
-import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import sqrt
 from typing import Any, ClassVar, overload
 
 import torch
@@ -127,7 +112,8 @@ class OuterStep(Around):
     Args:
         optimizer: a class of torch.optim, or a subclass of Optimizer.
         inner: the average: `Mean()`, or `ErrorFeedback(CompressedMean())`, or an average with neighbours only.
-        options: keyword arguments for the optimizer.
+        options: keyword arguments for the optimizer; of SGD by default lr=0.8, momentum=None, nesterov=True.
+            `momentum=None` follows the number of ranks n: it is 1 − lr/√n, in two digits, from 0.1 to 0.9.
     """
 
     optimizer: type[torch.optim.Optimizer]
@@ -140,6 +126,8 @@ class OuterStep(Around):
 
     def __init__(self, optimizer: type[torch.optim.Optimizer], inner: Stage = Mean(), **options: Any) -> None:
         options = dict(options.pop("options", ())) | options  # as dataclasses.replace passes them
+        if not options and optimizer is torch.optim.SGD:
+            options = {"lr": 0.8, "momentum": None, "nesterov": True}
         instance("inner", inner, Stage, "a stage such as Mean()")
         if not (isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer)):
             raise TypeError(message("optimizer", "a class such as torch.optim.SGD", optimizer))
@@ -148,7 +136,7 @@ class OuterStep(Around):
                 if isinstance(number, float):
                     real(name, number)
         try:
-            optimizer([torch.zeros(1, dtype=torch.float32)], **options)
+            optimizer([torch.zeros(1, dtype=torch.float32)], **by_ranks(options, 1))
         except Exception as error:  # of any type: optimizers check their options in their own ways
             kind = ValueError if isinstance(error, ValueError) else TypeError
             given = ", ".join(f"{name}={describe(value)}" for name, value in options.items())
@@ -166,7 +154,7 @@ class OuterStep(Around):
                 stepped.grad = self.inner(torch.sub(a, x, out=new(a)), state["inner"], comm)
             else:
                 stepped.grad = a - self.inner(new(a).copy_(x), state["inner"], comm)
-            optimizer = self.optimizer([stepped], **dict(self.options))
+            optimizer = self.optimizer([stepped], **by_ranks(dict(self.options), comm.size))
             if x.is_cuda and "capturable" in optimizer.defaults and "capturable" not in dict(self.options):
                 # The device tests whether to keep the step. If the host counted steps, it would wait for this test.
                 optimizer.param_groups[0]["capturable"] = True
@@ -181,6 +169,26 @@ class OuterStep(Around):
                     update_if_finite_(outer[name], value, where=ok.to(value.device))
             return x.copy_(stepped)
 
+    def _on(self, ranks: int) -> "OuterStep":
+        return replace(self, options=tuple(by_ranks(dict(self.options), ranks).items()))
+
+    def _known_loss(self, every: Every, ranks: int, muon: bool) -> str:
+        options, every = by_ranks(dict(self.options), ranks), getattr(every, "most", every)
+        lr, mu, nesterov = (options.get(name, 0.0) for name in ("lr", "momentum", "nesterov"))
+        alone, step = ranks == 1 or muon, f"an outer step with lr={lr} and momentum={mu}"
+        if self.optimizer is not torch.optim.SGD:
+            return ""
+        if lr >= (most := 2 * (1 + mu) / (1 + 2 * mu * nesterov)):  # the anchor swings ever further
+            why = f"overshoots, as from lr={most:.3g} on: in a test on 8 ranks lr=2 and momentum=0.3 ended at 3.84 bits"
+            return f"{step} {why} per byte, and lr=1 and momentum=0.5 at 3.10"
+        if lr > 1.5 * sqrt(ranks) * (1 - mu) and not alone:
+            why = f"is long for {ranks} ranks: in tests lr=0.7, momentum=0.9 ended 8% to 17% behind DDP on 2 to 16"
+            return f"{step} {why} ranks, and momentum=None, which follows the number of ranks, 2% to 13%"
+        if isinstance(every, int) and every >= 16 and ranks >= 8 and not alone:
+            why = "end behind DDP after as many steps: in tests by 7% on 8 ranks and 13% on 16, and by 1.5% with"
+            return f"{ranks} ranks that average every {every} steps {why} torch.optim.Muon on the matrices (MuLoCo)"
+        return ""
+
     def __repr__(self) -> str:
         name = f"{self.optimizer.__module__}.{self.optimizer.__qualname__}"
         known = getattr(torch.optim, self.optimizer.__name__, None) is self.optimizer
@@ -193,7 +201,8 @@ class OuterStep(Around):
 @overload
 def diloco(
     every: Every = 500, *, inner: Stage = Mean(), delay: int = 0, fragments: int = 1, mix: float | None = None,
-    lr: float = 0.7, momentum: float = 0.9, nesterov: bool = True, dampening: float = 0.0, weight_decay: float = 0.0,
+    lr: float = 0.8, momentum: float | None = None, nesterov: bool = True, dampening: float = 0.0,
+    weight_decay: float = 0.0,
 ) -> Algorithm: ...  # fmt: skip
 @overload
 def diloco(
@@ -218,10 +227,10 @@ def diloco(
         delay: the number of steps after which the result is applied; training continues meanwhile.
         fragments: the number of fragments of similar size that weights are divided into.
         mix: α, as in `bk.after_step`: the share of a rank's own weights that stays. None keeps all progress in flight.
-        options: arguments of the outer optimizer; by default as in the paper: lr=0.7, momentum=0.9, nesterov=True.
-            In 50 rounds on n ranks, lr=0.8 and momentum=1 − 0.8/√n came closer to DDP (`bench.frontier.by_ranks`).
+        options: arguments of the outer optimizer, as in `OuterStep`. By default its momentum follows the number of
+            ranks (`python -m bench.frontier.by_ranks`); the paper has lr=0.7, momentum=0.9, nesterov=True.
     """
-    step = outer_step(optimizer, inner, options)
+    step = OuterStep(optimizer, inner, **options)
     return together(
         after_step(step, every=every, delay=delay, offset=offset, mix=mix, where=part)
         for offset, part in turns(every, fragments)
@@ -245,26 +254,19 @@ def decoupled_diloco(
             seconds after the first.
         optimizer, inner, fragments, options: as in `diloco`; `inner` has no state here. One fragment flies at a time.
     """
-    step = outer_step(optimizer, inner, options)
+    step = OuterStep(optimizer, inner, **options)
     return together(
         free_running(step, every=every, offset=offset, quorum=quorum, grace=grace, where=part)
         for offset, part in turns(every, fragments)
     )
 
 
-def outer_step(optimizer: type[torch.optim.Optimizer], inner: Stage, options: dict[str, Any]) -> OuterStep:
-    if not options and optimizer is torch.optim.SGD:
-        options = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
-    step = OuterStep(optimizer, inner, **options)
-    lr, mu, nesterov = (options.get(name, 0) for name in ("lr", "momentum", "nesterov"))
-    if optimizer is torch.optim.SGD and lr >= (most := 2 * (1 + mu) / (1 + 2 * mu * nesterov)):
-        warnings.warn(
-            f"an outer step with lr={lr} and momentum={mu} overshoots: from lr={most:.3g} on the anchor swings ever "
-            "further where local steps converge within a round. In a test on 8 ranks, lr=2.0 and momentum=0.3 ended "
-            "at 3.84 bits per byte, and lr=1.0 and momentum=0.5 at 3.10",
-            stacklevel=4,
-        )
-    return step
+def by_ranks(options: dict[str, Any], ranks: int) -> dict[str, Any]:
+    """Return the options of an outer optimizer, with μ(ranks) as the momentum if it is None."""
+    if options.get("momentum", 0.0) is not None:
+        return options
+    mu = 1 - float(options.get("lr", 0.0)) / sqrt(ranks)
+    return {**options, "momentum": round(min(0.9, max(0.1, mu)), 2)}
 
 
 def turns(every: Every, fragments: int) -> list[tuple[int, Fragment | None]]:

@@ -4,6 +4,7 @@ The engine launches and lands flights of weights at the start and at the end of 
 optimizers is about to step, and ends when all optimizers have stepped.
 """
 
+import warnings
 import weakref
 from collections.abc import Callable, Collection
 from functools import partial
@@ -17,7 +18,7 @@ from torch.optim import Optimizer
 from ..comm import Comm, check_device, number
 from ..flights import FreeRunner, GradientRunner, Life, Logbook, Turn, WeightRunner, buckets_of, load_runners
 from ..monitor import PeerError
-from ..rules import Rule
+from ..rules import Rule, known_losses
 from ..runtime.agreement import agree, broadcast_tensors, channel_of, named
 from ..runtime.runtime import or_abandon, warm_up
 from ..stages import remembered
@@ -56,6 +57,9 @@ class Engine(Life[AttachSetup]):
         self.begun, self.stepped = False, set[Optimizer]()  # a step has begun; optimizers that have stepped in it
         self.loaded: int | None = None  # the step of the state that has been loaded
         with or_abandon(self.runtime):
+            muon, comm = any("Muon" in type(each).__name__ for each in self.setup.optimizers), self.runtime.comm
+            for sentence in known_losses(self.setup.rules, comm.size, muon) if comm.rank == 0 else ():
+                warnings.warn(sentence, stacklevel=5)
             fill()
             self.backward = Backward(self, self.gradients_landed)
             self.make_buckets()

@@ -8,7 +8,7 @@ residuals and replicas, change the scales of the next flight, and be missing fro
 import copy
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from operator import itemgetter
 from types import GeneratorType
 from typing import Any
@@ -87,7 +87,8 @@ class RuleRunner:
 
     def __post_init__(self) -> None:
         stage = self.rule.stage
-        self.label, self.outline = repr(self.rule), outline(stage)  # in words; in few, for profilers and figures
+        taken = replace(self.rule, stage=stage._on(self.channel.comm.size))
+        self.label, self.outline = repr(taken), outline(stage)  # in words; in few, for profilers and figures
         self.guards = all(each.keeps for each in stage.whole())  # it changes its state by `update_if_finite_` only
         self.in_phases = has_phases(stage)
         self.chosen = chooses(stage)  # its weights are chosen in each round

@@ -126,6 +126,14 @@ class Stage(Doors):
     def __repr__(self) -> str:
         return expression(self)
 
+    def _on(self, ranks: int) -> "Stage":
+        """Return the stage with the numbers that it takes on so many ranks in place of None, as reports show it."""
+        return self
+
+    def _known_loss(self, every: Any, ranks: int, muon: bool) -> str:
+        """Return why it ends behind on so many ranks, as measured by `bench.frontier`, or ""; `muon`: they use Muon."""
+        return ""
+
     def _call_with_check(self, x: Tensor, state: State, comm: Comm, residual: Tensor) -> tuple[Tensor, Tensor]:
         """Return the result, and whether it is all finite. Override this if the stage's own kernels can test this."""
         y = self(x, state, comm, residual=residual)  # type: ignore[call-arg]

@@ -13,7 +13,7 @@ from ..arguments import Declared, Positive, Range, checked
 from ..comm import Comm, on_all
 from ..compressors import Compressor, MinMaxUInt8, UInt4
 from ..costs import Codec, Line, Link, Network, sizes_of
-from ..rules import Algorithm, Rule, hierarchical
+from ..rules import Algorithm, Rule, hierarchical, known_losses
 from ..stages import Hierarchical
 from ..topology import Exponential
 from ..topology.base import MOST_RANKS
@@ -110,7 +110,8 @@ class Plan(Declared):
         call = f"    bk.attach(model, optimizer, {self._call(best)}{flows},"
         beyond = f"{best.exposed * 1e3:.1f} ms a step beyond the {self.compute.seconds * 1e3:.1f} ms of computing"
         pick = f"→ {self._short(best)} in {best.buckets} bucket{'s' * (best.buckets != 1)}: {beyond}.\n"
-        return "\n".join([*lines, LEGEND, pick, call, f"              bucket_bytes={best.bucket_bytes})"])
+        lines += [LEGEND, pick, *known_losses(best.algorithm.rules, self.network.ranks), call]
+        return "\n".join([*lines, f"              bucket_bytes={best.bucket_bytes})"])
 
     __repr__ = __str__
 

@@ -29,9 +29,10 @@ from baguakit.tune.prediction import every_of
 from bench.network.table import RESULTS
 
 PATH = RESULTS / "frontier-ranks.jsonl"
-RANKS, SEEDS, LR = (2, 4, 8, 16), (1, 2), 2e-3
+RANKS, SEEDS, LR, EVERY = (2, 4, 8, 16), (1, 2), 2e-3, 16
+ROWS = (*((n, 50) for n in RANKS), (2, 200), (4, 200))  # (ranks, rounds) of the table
 FOUR_BITS = "inner=ErrorFeedback(CompressedMean(UInt4()))"
-DEFAULT = "lr=0.7, momentum=0.9, nesterov=True"
+PAPER = "lr=0.7, momentum=0.9, nesterov=True"
 WARM_UP = 50  # steps
 
 
@@ -208,26 +209,27 @@ def outer(ranks: int) -> str:
 
 def of(options: str, ranks: int, **size: Any) -> Trial:
     """Return a training with DiLoCo of 4 bits, every 16 steps."""
-    return Trial(f"diloco(every=16, {options}, {FOUR_BITS})", ranks, **({"lr": LR, "steps": 800} | size))
+    return Trial(f"diloco(every={EVERY}, {options}, {FOUR_BITS})", ranks, **({"lr": LR, "steps": 800} | size))
 
 
-def plan(seed: int = 1) -> dict[int, tuple[Trial, Trial, Trial]]:
-    """Return by ranks the trainings of the table: DDP, and two outer steps."""
-    return {n: (Trial("DDP", n, LR, 800, seed), of(DEFAULT, n, seed=seed), of(outer(n), n, seed=seed)) for n in RANKS}
+def plan(ranks: int, rounds: int, seed: int = 1) -> tuple[Trial, Trial, Trial]:
+    """Return the trainings of a row of the table: DDP, and two outer steps."""
+    size = {"steps": rounds * EVERY, "seed": seed}
+    return Trial("DDP", ranks, LR, **size), of(PAPER, ranks, **size), of(outer(ranks), ranks, **size)
 
 
 def table() -> list[str]:
     """Return the table in Markdown: means over the seeds that all of a row have been trained with."""
     found, lines = (
         Table(PATH),
-        ["| ranks | seeds | DDP | lr 0.7, momentum 0.9 | lr 0.8, momentum 1 − 0.8/√ranks |", "|---" * 5 + "|"],
+        ["| ranks | rounds | seeds | DDP | lr 0.7, momentum 0.9 | lr 0.8, momentum 1 − 0.8/√ranks |", "|---" * 6 + "|"],
     )
-    for n in RANKS:
-        rows = [[found[each.cell]["losses"][-1][1] for each in plan(seed)[n]] for seed in SEEDS
-                if all(each.cell in found for each in plan(seed)[n])]  # fmt: skip
+    for n, rounds in ROWS:
+        rows = [[found[each.cell]["losses"][-1][1] for each in plan(n, rounds, seed)] for seed in SEEDS
+                if all(each.cell in found for each in plan(n, rounds, seed))]  # fmt: skip
         ddp, *others = map(statistics.mean, zip(*rows, strict=True))
         shown = (f"{each:.2f} ({each / ddp - 1:+.1%})" for each in others)
-        lines.append(f"| {n} | {len(rows)} | {ddp:.2f} | {' | '.join(shown)} |")
+        lines.append(f"| {n} | {rounds} | {len(rows)} | {ddp:.2f} | {' | '.join(shown)} |")
     return lines
 
 
@@ -244,7 +246,7 @@ def main() -> None:
     given = parser.parse_args()
     product = itertools.product(given.expressions, given.ranks, given.lr, [given.steps], given.seed)
     asked = [Trial(*each, *given.size, given.optimizer) for each in product]
-    run(asked or [trial for seed in SEEDS for trials in plan(seed).values() for trial in trials])
+    run(asked or [trial for seed in SEEDS for row in ROWS for trial in plan(*row, seed)])
     print(*([] if asked else table()), sep="\n")
 
 

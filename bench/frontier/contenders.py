@@ -38,9 +38,11 @@ class Library(Contender):
 
 
 SPARSE = "ErrorFeedback(SparseMean(TopK(1 / 64, values=UInt2())), decay=0.95)"
+FOUR_BITS = "ErrorFeedback(CompressedMean(UInt4()))"
 TWO_BITS = "ErrorFeedback(CompressedMean(UInt2()))"
 PAIRS = "NeighborMean(RandomMatching(0))"
 STREAMING = "fragments=3, delay=1, mix=0.5, lr=0.4, momentum=0.9, nesterov=True, inner=CompressedMean(UInt4())"
+PAPER = "lr=0.7, momentum=0.9, nesterov=True"  # the outer step of DiLoCo's paper, and torchft's
 MULOCO = "lr=0.7, momentum=0.6, nesterov=True"
 
 ALONE = Contender("no communication", "local_sgd(every=10**9)")
@@ -61,9 +63,9 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender("lion_vote", "lion_vote()", SGD, lr=3e-4),
     Contender("qadam", "qadam(warmup_steps=50)", SGD),
     Contender("local_sgd", f"local_sgd(every={LOCAL})", period=LOCAL),
-    Contender("diloco", f"diloco(every={OUTER})", period=OUTER),
-    Contender("diloco, 10 steps", "diloco(every=10)", period=10),
-    Contender("diloco, 4 bits", f"diloco(every={OUTER}, inner=ErrorFeedback(CompressedMean(UInt4())))", period=OUTER),
+    Contender("diloco", f"diloco(every={OUTER}, {PAPER})", period=OUTER),
+    Contender("diloco, 10 steps", f"diloco(every=10, {PAPER})", period=10),
+    Contender("diloco, 4 bits", f"diloco(every={OUTER}, {PAPER}, inner={FOUR_BITS})", period=OUTER),
     Contender("SparseLoCo", f"diloco(every={OUTER}, lr=1.0, inner={SPARSE})", period=OUTER),
     Contender("SparseLoCo, 10 steps", f"diloco(every=10, lr=1.0, inner={SPARSE})", period=10),
     Contender("MuLoCo", f"diloco(every={OUTER}, {MULOCO}, inner={TWO_BITS})", MUON, period=OUTER),

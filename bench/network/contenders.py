@@ -17,6 +17,7 @@ from . import formulas, hivemind_peer
 from .formulas import Shapes
 
 RATIO, LOCAL, OUTER = 0.01, 8, 8
+PAPER: dict[str, Any] = {"lr": 0.7, "momentum": 0.9, "nesterov": True}  # the outer step of DiLoCo's paper
 PAUSE = 0.5  # seconds between two asynchronous averages, as Bagua has it by default
 WARM_UP = 5  # steps before the measurement; qadam's own warm-up and that of PowerSGD are over by then
 
@@ -92,7 +93,7 @@ CONTENDERS = (
         a.choco(OnePeerExact(), gamma=1.0),
     ),
     Contender("local_sgd", lambda s, n: formulas.all_reduce(s, n) / LOCAL, a.local_sgd(every=LOCAL), period=LOCAL),
-    Contender("diloco", lambda s, n: formulas.all_reduce(s, n) / OUTER, a.diloco(every=OUTER), period=OUTER),
+    Contender("diloco", lambda s, n: formulas.all_reduce(s, n) / OUTER, a.diloco(every=OUTER, **PAPER), period=OUTER),
     Contender("async_model_average", None, a.async_model_average()),
     Contender("async_model_average, 0.5 s", None, a.async_model_average(interval=PAUSE), period=12),
 )

@@ -1,6 +1,6 @@
 """DiLoCo, DCD and CHOCO against their equations."""
 
-import contextlib
+import warnings
 from dataclasses import dataclass
 
 import pytest
@@ -12,6 +12,8 @@ from torch import nn
 from training import flat, net, net_and_sgd, run_steps, sgd, simulate, train
 
 import baguakit as bk
+from baguakit.algorithms.local import OuterStep
+from baguakit.rules import known_losses
 
 
 def muon(rule, rank=None):
@@ -42,7 +44,7 @@ def test_muloco_averages_orthogonalised_updates():
 
 @pytest.mark.parametrize("outer, options", [(torch.optim.SGD, {}), (torch.optim.Adam, {"lr": 0.01})])
 def test_diloco_is_its_equation(outer, options):
-    chosen = options or {"lr": 0.7, "momentum": 0.9, "nesterov": True}
+    chosen = options or {"lr": 0.8, "momentum": 0.54, "nesterov": True}
     anchor = flat(net(torch.float64))
     optimizer = outer([anchor], **chosen)
 
@@ -72,13 +74,72 @@ def test_an_outer_step_that_overshoots_is_named(momentum, nesterov, most):
             anchor.grad = anchor.clone()
             optimizer.step()
         assert (anchor.abs() > 1).item() is beyond
-        with pytest.warns(UserWarning, match="overshoots: from lr=") if beyond else contextlib.nullcontext():
-            bk.algorithms.diloco(30, lr=lr, momentum=momentum, nesterov=nesterov)
+        rules = bk.algorithms.diloco(2, lr=lr, momentum=momentum, nesterov=nesterov).rules
+        assert any("overshoots, as from lr=" in each for each in known_losses(rules, 4)) is beyond
+
+
+PAPER = "lr=0.7, momentum=0.9, nesterov=True"
+
+
+@pytest.mark.parametrize(
+    "expression, n, sentence",
+    [
+        (f"diloco(100, {PAPER})", 2, "an outer step with lr=0.7 and momentum=0.9 is long for 2 ranks"),
+        (f"diloco(100, {PAPER})", 30, "30 ranks that average every 100 steps end behind DDP"),
+        (f"diloco(100, {PAPER})", 1, None),
+        ("diloco(16, fragments=4)", 8, "8 ranks that average every 16 steps end behind DDP"),
+        ("diloco(16)", 7, None),
+        ("diloco(15)", 8, None),
+        ("decoupled_diloco(BySpeed(24))", 8, "8 ranks that average every 24 steps"),
+        ("diloco(lambda step: 24)", 8, None),
+        ("diloco(24, torch.optim.Adam, lr=0.1)", 8, None),
+        ("gradient_allreduce()", 8, None),
+    ],
+)
+def test_what_is_known_to_lose_is_said_once(expression, n, sentence):
+    made = eval(expression, vars(bk.algorithms) | {"BySpeed": bk.BySpeed, "torch": torch})
+    found = known_losses(made.rules, n)
+    assert len(found) == (sentence is not None) and all(each.startswith(sentence) for each in found)
+    assert not known_losses(made.rules, n, muon=True)
+
+
+def test_attach_and_plan_say_what_is_known_to_lose():
+    def run(n):
+        model, rule = net(), bk.algorithms.diloco(100, lr=0.7, momentum=0.9, nesterov=True)
+        muon = torch.optim.Muon([p for p in model.parameters() if p.dim() == 2], lr=0.1)
+        adam = torch.optim.AdamW([p for p in model.parameters() if p.dim() != 2], lr=0.1)
+        bk.attach(model, [muon, adam], rule).detach()
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            bk.attach(model, sgd(model.parameters()), rule).detach()
+        network = bk.tune.describe(n, 1, between=1e7, within=1e9)
+        plan = bk.tune.plan(model, network=network, step_seconds=0.1, algorithms=[rule])
+        return [str(each.message) for each in told], "is long for 2 ranks" in str(plan)
+
+    (first, planned), *others = ranks(2, run, 2)
+    assert len(first) == 1 and "is long for 2 ranks" in first[0] and planned
+    assert all(each == ([], True) for each in others)
+
+
+def test_the_outer_momentum_follows_the_ranks():
+    """lr / (1 − μ) = √n, but for rounding and at both ends; a number stays what it is."""
+    rule = bk.algorithms.diloco()
+    for n, mu in ((1, 0.2), (2, 0.43), (4, 0.6), (8, 0.72), (16, 0.8), (64, 0.9), (4096, 0.9)):
+        assert rule.stage._on(n) == OuterStep(torch.optim.SGD, lr=0.8, momentum=mu, nesterov=True)
+    assert OuterStep(torch.optim.SGD, lr=1.5, momentum=None)._on(1)._on(16).options[1] == ("momentum", 0.1)
+
+    def run():
+        model = net()
+        with bk.attach(model, sgd(model.parameters()), rule) as att:
+            return att.report().rows[0].rule, repr(att.rules[0])
+
+    taken = "after_step(OuterStep(torch.optim.SGD, lr=0.8, momentum=0.54, nesterov=True), every=500)"
+    assert ranks(3, run) == [(taken, repr(rule))] * 3
 
 
 def test_diloco_prints_and_refuses():
     rule = bk.algorithms.diloco()
-    assert repr(rule) == "after_step(OuterStep(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True), every=500)"
+    assert repr(rule) == "after_step(OuterStep(torch.optim.SGD, lr=0.8, momentum=None, nesterov=True), every=500)"
     assert rule == bk.algorithms.diloco() and hash(rule) == hash(bk.algorithms.diloco())
     with pytest.raises(TypeError, match="speed"):
         bk.algorithms.diloco(speed=3)

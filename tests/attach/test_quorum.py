@@ -19,7 +19,7 @@ import baguakit as bk
 from baguakit.algorithms import decoupled_diloco, diloco
 from baguakit.flights.weights import Pace, Said, chosen
 
-OUTER = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
+OUTER = {"lr": 0.8, "momentum": None, "nesterov": True}
 PLAIN = bk.algorithms.local.OuterStep(torch.optim.SGD, lr=1.0)
 
 
@@ -262,7 +262,9 @@ def test_what_cannot_be_is_refused(make, sentence):
 
 
 def test_the_expression_of_decoupled_diloco():
-    text = "free_running(OuterStep(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True), every=24, quorum=3, grace=2.0"
+    text = (
+        "free_running(OuterStep(torch.optim.SGD, lr=0.8, momentum=None, nesterov=True), every=24, quorum=3, grace=2.0"
+    )
     assert repr(decoupled_diloco(24, 3, 2.0)) == f"{text})"
     first, second = decoupled_diloco(24, 3, 2.0, fragments=2).rules
     assert repr(first) == f"{text}, where=Fragment(k=0, of=2))" or "where=Fragment(k=0, of=2)" in repr(first)

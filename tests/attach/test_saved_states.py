@@ -4,6 +4,7 @@
 """
 
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,9 @@ import baguakit as bk
 
 SAVED = Path(__file__).with_name("states-0.2.0.pt")  # {algorithm: the state of each rank}
 STEPS = 5
+
+
+PAPER = {"lr": 0.7, "momentum": 0.9, "nesterov": True}  # the options of `diloco` then
 
 
 def algorithms(bk):
@@ -36,7 +40,7 @@ def algorithms(bk):
         "choco": a.choco(bk.topology.OnePeerExact(), gamma=1.0),
         "push_sum": a.push_sum(bk.topology.OnePeerExponential()),
         "local_sgd": a.local_sgd(every=2),
-        "diloco": a.diloco(every=4, delay=2, fragments=2),
+        "diloco": a.diloco(every=4, delay=2, fragments=2, **PAPER),
         "diloco with Adam": a.diloco(2, torch.optim.Adam, lr=0.1),
         "async_model_average": a.async_model_average(warmup_steps=2),
     }
@@ -45,6 +49,7 @@ def algorithms(bk):
 def saved(make, state=None):
     """Train for some steps, or load a state, and return the state."""
     model, optimizer = net_and_sgd()
+    warnings.filterwarnings("ignore", "an outer step with lr=0.7")
     with bk.attach(model, optimizer, algorithms(bk)[make], bucket_bytes=300) as att:
         if state is not None:
             att.load_state_dict(state[dist.get_rank()])
@@ -71,6 +76,19 @@ def test_states_saved_before_are_loaded_bit_for_bit():
     for make, states in before.items():
         for rank, state in enumerate(states):
             assert not list(unequal(state, after[rank][make])), make
+
+
+def test_a_state_with_an_outer_momentum_is_not_loaded_where_the_ranks_choose_it():
+    """By default the momentum followed no ranks: such a state is loaded by the options that it names."""
+
+    def run(state):
+        model, optimizer = net_and_sgd()
+        said = r"^this state is of after_step\(OuterStep\(torch.optim.SGD, lr=0.7, momentum=0.9"
+        rule = bk.algorithms.diloco(every=4, delay=2, fragments=2)
+        with bk.attach(model, optimizer, rule) as att, pytest.raises(ValueError, match=said):
+            att.load_state_dict(state)
+
+    ranks(1, run, torch.load(SAVED, weights_only=True)["diloco"][0])
 
 
 def test_a_state_of_another_layout_is_refused():

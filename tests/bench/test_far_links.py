@@ -58,9 +58,10 @@ def test_between_two_cities_an_infrequent_algorithm_of_four_bits_is_planned():
     assert 0.6 * PAYLOAD * RATE < link.exchange.rate < 1.02 * PAYLOAD * RATE
 
     a, four = bk.algorithms, bk.compressors.UInt4()
-    rarely = a.diloco(every=30, inner=bk.stages.ErrorFeedback(bk.stages.CompressedMean(four)))
+    paper = {"lr": 0.7, "momentum": 0.9, "nesterov": True}
+    rarely = a.diloco(every=30, inner=bk.stages.ErrorFeedback(bk.stages.CompressedMean(four)), **paper)
     exact, byte, few = a.gradient_allreduce(), a.bytegrad(), a.bytegrad(four, error_feedback=True)
-    choices = [exact, byte, few, a.local_sgd(every=8), a.diloco(every=30), rarely]
+    choices = [exact, byte, few, a.local_sgd(every=8), a.diloco(every=30, **paper), rarely]
     model = nn.Linear(1792, 1792)  # as many values as the model of the table
     plan = bk.tune.plan(model, network=network, step_seconds=0.085, algorithms=choices)
     assert plan.best.algorithm == rarely

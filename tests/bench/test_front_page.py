@@ -103,7 +103,10 @@ CLAIMS = [
         f"with 4 hosts and 1 seed, DDP's PowerSGD hook is {sooner('DDP, PowerSGD hook', seeds=1)} faster "
         f"(our `power_sgd()`: {sooner('power_sgd', seeds=1)})"
     ),
-    lambda: f"torchft's DiLoCo {sooner('torchft, DiLoCo', seeds=1)} (our `diloco()`: {sooner('diloco', seeds=1)})",
+    lambda: (
+        f"torchft's DiLoCo {sooner('torchft, DiLoCo', seeds=1)} "
+        f"(ours, with its outer step: {sooner('diloco', seeds=1)})"
+    ),
     lambda: f"MuLoCo sends a {fewer_bytes('MuLoCo', 'DDP')}th of the bytes of DDP with AdamW",
     lambda: f"a {fewer_bytes('MuLoCo', 'DDP, Muon')}st of those of DDP with Muon",
     lambda: f"all algorithms](bench/frontier/README.md), {dates()}",
