@@ -89,11 +89,14 @@ class Rule(Algorithm):
         if not (self.quorum is self.grace is None or (free and self.stage.anchored)):
             raise ValueError(f"quorum={self.quorum} and grace={self.grace} are for free_running(OuterStep(…))")
         average = self.stage.nested()["inner"] if self.stage.anchored else self.stage
-        if free and (not average.same_on_all_ranks or average.remembers()):
+        if free and not self.stage.one_sided and (not average.same_on_all_ranks or average.remembers()):
             raise ValueError(
                 "the stage of free_running is an average with an equal result on all ranks and without state, "
                 f"such as Mean(), or OuterStep around one, not {self.stage!r}"
             )
+        for each in self.stage.whole():
+            if each.one_sided and (each is not self.stage or not free or self.interval or type(self.every) is BySpeed):
+                raise ValueError(f"{each!r} is for free_running alone, with a number, a function or an object as every")
         if isinstance(self.every, BySpeed) and not free:
             raise ValueError(f"{self.every!r} gives each rank its own number of steps; use it in free_running")
         if isinstance(self.start, int) and isinstance(self.stop, int) and self.stop <= self.start:
@@ -327,7 +330,8 @@ def free_running(
 
     Args:
         stage: a stateless average, equal on all ranks: `Mean()`, `CompressedMean()`, or `Hierarchical` around them; or
-            an `OuterStep` around one of these.
+            an `OuterStep` around one of these. Or a `one_sided` stage, whose flights wait for no rank: it flies at the
+            end of the rank's own steps.
         interval: the seconds between a landing and the next launch.
         every: as in `between_steps`, of the rank's own steps (`due` may differ between ranks); or `BySpeed(most)`.
         offset: the number of steps in the first round, so that rules take turns; 0: `every`. One rule flies at a time.

@@ -292,7 +292,7 @@ modules, threads, environment = set(sys.modules), set(threading.enumerate()), di
 descriptors = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
 before = tasks()
 import baguakit
-names = ("backend", "data", "elastic", "net", "pictures", "ranks", "sync", "tune", "windows")
+names = ("backend", "data", "elastic", "net", "pictures", "ranks", "sync", "tune")
 later = {"triton", *(f"baguakit.{name}" for name in names)}
 print("new modules:", sorted(later & set(sys.modules) - modules))
 print("new threads:", sorted(set(threading.enumerate()) - threads, key=str), sorted(tasks() - before))

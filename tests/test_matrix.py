@@ -57,6 +57,8 @@ WAYS = {  # of algorithms, or of entries, that want other settings than most
     "quasi_global_momentum": Way(momentum=0),
     "push_sum": Way(ranks=3, reaches=0.92),
     "async_model_average": Way(lr=0.1, reaches=0.85, pace=0.01),
+    "async_gossip": Way(lr=0.1, reaches=0.85, pace=0.01),
+    "async_push_sum": Way(lr=0.1, reaches=0.85, pace=0.01),
     "decoupled_diloco": Way(lr=0.1, reaches=0.85, pace=0.01),
     "bytegrad(Sign(), error_feedback=True)": Way(lr=0.3, momentum=0.0, reaches=0.87),
     "decoupled_momentum(0.1, 0.9, values=UInt2(), sign=False)": Way(),

@@ -19,7 +19,7 @@ from ..comm import Comm, check_device, number
 from ..flights import FreeRunner, GradientRunner, Life, Logbook, Turn, WeightRunner, buckets_of, load_runners
 from ..monitor import PeerError
 from ..rules import Rule, known_losses
-from ..runtime.agreement import agree, broadcast_tensors, channel_of, named
+from ..runtime.agreement import agree, agrees, broadcast_tensors, channel_of, named
 from ..runtime.runtime import or_abandon, warm_up
 from ..stages import remembered
 from .aside import stand_aside
@@ -95,13 +95,14 @@ class Engine(Life[AttachSetup]):
         setup, channels, self.since = self.setup, self.runtime.channels, self.clock.step
         self.ever, self._ids = setup.names, frozenset(map(id, setup.names))
         self.log = Logbook(channels[0].lane.clock, on=self.runtime.comm.size > 1)
+        self.close()
         self.runners = []
         for i, (rule, cut) in enumerate(zip(setup.rules, setup.buckets_of_rules, strict=True)):
             channel, kind = channels[channel_of(rule)], GradientRunner if rule.what == "grad" else WeightRunner
             self.runners.append(kind(i, rule, buckets_of(cut, rule, channel.comm), channel))
             self.runners[-1].weights = partial(getattr, self, "constant")
         self.on_weights = [runner for runner in self.runners if isinstance(runner, WeightRunner)]
-        free = [runner for runner in self.on_weights if runner.rule.window == "free_running"]
+        free = [runner for runner in self.on_weights if agrees(runner.rule)]
         if self.runtime.host and self.free is None:
             weight = 1.0 if setup.weight is None else None if callable(setup.weight) else number(setup.weight)
             self.free = FreeRunner(free, self.runtime.host, weight)
@@ -254,7 +255,8 @@ class Engine(Life[AttachSetup]):
                 if runner.rule.delay and runner.is_due(step):
                     runner.land_all()
             for runner in self.on_weights:
-                if runner.rule.window == "after_step" and runner.exchanges(step):
+                after = runner.rule.window == "after_step" or runner.rule.stage.one_sided
+                if after and runner.exchanges(step):
                     self.launch(runner, keep=runner.rule.delay > 0 and runner.rule.mix is None)
                     if runner.rule.delay == 0:
                         runner.land_all()

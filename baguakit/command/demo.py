@@ -114,7 +114,7 @@ def chosen(name: str | None, every: bool) -> Sequence[Contender]:
     """Return the contenders to run: all, if `every`; if `name`, two baselines and this one; else the default."""
     texts = dict(FIRST)
     if every:
-        texts |= {each: each for each in algorithms.__all__ if each not in (*FIRST, "async_model_average")}
+        texts |= {each: each for each in algorithms.__all__ if each not in FIRST and not each.startswith("async_")}
     elif name is not None:
         texts = {each: FIRST[each] for each in (ALONE, BASE)} | {name: FIRST.get(name, name)}
     found = [replace(contender(text), name=shown) for shown, text in texts.items()]

@@ -66,7 +66,7 @@ class Membership(Rounds):
 
     def step(self) -> int:
         engines = self._at_work()
-        free = any(engine.free is not None for engine in engines)
+        free = any(rule.window == "free_running" for engine in engines for rule in engine.setup.rules)
         return -1 if free else max([engine.clock.step for engine in engines], default=0)
 
     def _at_work(self) -> list[Engine]:

@@ -27,6 +27,7 @@ from ..lanes import Moment, between, moment, passed
 from ..monitor import Collective, PeerError
 from ..runtime.agreement import AnySetup
 from ..runtime.runtime import Runtime, or_abandon
+from ..windows import Window
 from .checkpoint import save_runner
 from .gradients import FAILED, GradientRunner
 from .runner import RECORDED, RuleRunner, Weighing
@@ -283,11 +284,15 @@ class Life(Generic[AnySetup]):
         """Remove the hooks, wait for flights in the air, and close groups and threads. Idempotent."""
         if not self.runtime.over:
             self.unhook.close()
-            self.runtime.finish(self.drain)
+            try:
+                self.runtime.finish(self.drain)
+            finally:
+                self.close()
 
     def abandon(self, error: BaseException | None) -> None:
         """Remove the hooks, and end without waiting for any rank. Tell the other ranks the error. Idempotent."""
         self.unhook.close()
+        self.close()
         self.runtime.abandon(error)
 
     def drain(self) -> None:
@@ -298,6 +303,11 @@ class Life(Generic[AnySetup]):
         monitor = self.runtime.monitor
         monitor.compare(monitor.rank - 1, monitor.rank + 1, sure=True)
         monitor.check()
+
+    def close(self) -> None:
+        for each in [each for runner in self.runners for state in runner.states for each in state.values()]:
+            if isinstance(each, Window):
+                each.close()
 
     def aborted(self) -> None:
         """Wake up hooks that wait, because the groups have been aborted. Any thread may call this."""

@@ -76,6 +76,11 @@ def channel_of(rule: Rule) -> int:
     return int(bool(rule.delay) or rule.window == "free_running")
 
 
+def agrees(rule: Rule) -> bool:
+    """Return whether ranks agree on each flight of the rule, since they make steps of their own and it has them all."""
+    return rule.window == "free_running" and not rule.stage.one_sided
+
+
 def check_weight(weight: Any, rules: Sequence[Rule]) -> str:
     """Return a line about `weight`, which ranks compare. Raise a TypeError or ValueError if it does not fit."""
     if not callable(weight):

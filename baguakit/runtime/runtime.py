@@ -27,7 +27,7 @@ from ..primitives.neighbors import is_mean, links
 from ..rules import Rule
 from ..stages import CompressedMean, Hierarchical, Mean, NeighborMean, Stage
 from ..topology import Chosen, Topology
-from .agreement import AnySetup, agree, as_time, asked, beside, channel_of, on_mesh
+from .agreement import AnySetup, agree, agrees, as_time, asked, beside, channel_of, on_mesh
 
 AGREEMENTS = 2  # the number of the channel of agreements: the channels of flights come first
 ROUNDS = 16  # of a topology, whose connections are made at the start
@@ -132,7 +132,7 @@ class Runtime(Generic[AnySetup]):
                 self.channels.append(Channel(number, lane(device, by_host=by_host), own, self.monitor))
             if not comm.membership.changes:
                 warn_of_shared_cards(self.channels[0], list(filter(packs_flat, self.setup.rules)))
-            if any(rule.window == "free_running" for rule in self.setup.rules):
+            if any(map(agrees, self.setup.rules)):
                 self.host = self._on_host(AGREEMENTS, "host")
             if callable(self.setup.weight) and comm.size > 1:
                 self.weighing = self._on_host(AGREEMENTS + 1, "weights")

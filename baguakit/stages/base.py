@@ -41,6 +41,7 @@ class Stage(Doors):
             change. Entries that are neither tensors nor dicts of tensors are not saved.
         follows: the entries of the state that are copies of the weights. They change when the model is loaded.
         anchored: the result is the next value of an `anchor` in the state, equal on all ranks; `inner` averages.
+        one_sided: a flight waits for no rank, so that ranks may make different numbers of flights.
         needs_shapes: the stage needs the shapes of parameters, and cannot work on a shard.
         shards: the nested stages work on shards of the bucket.
         needs_groups: the groups of a Comm that it uses: "flat"; or "intra" and "inter" (within and between nodes).
@@ -53,6 +54,7 @@ class Stage(Doors):
     elementwise: ClassVar[Mapping[str, Carry]] = {}
     follows: ClassVar[tuple[str, ...]] = ()
     anchored: ClassVar[bool] = False
+    one_sided: ClassVar[bool] = False
     needs_shapes: ClassVar[bool] = False
     shards: ClassVar[bool] = False
     needs_groups: ClassVar[frozenset[str]] = frozenset({FLAT})

@@ -196,7 +196,8 @@ def predict(
 
     always = [each for each in costs if each.rule.every == 1 and overlaps(each.rule)]
     base = overlapping(always)
-    seconds = base + sum(added(each) * rate(each, base) for each in costs if each not in always)
+    often = [1 / every_of(each.rule) if each.rule.stage.one_sided else rate(each, base) for each in costs]
+    seconds = base + sum(added(each) * x for each, x in zip(costs, often, strict=True) if each not in always)
     sent = sum(flight.sent * rate(each, seconds) for each in costs for _, flight in each.flights)
     buckets = sum(len(each.flights) for each in costs)
     return Prediction(algorithm, sizes["grad"].most, flows, buckets, seconds, seconds - compute.seconds, sent)

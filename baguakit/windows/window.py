@@ -190,9 +190,10 @@ class Window:
             self._updates += 1
         self._expose(self._write(x))
 
-    def collect(self) -> None:
+    @checked
+    def collect(self, staleness: Natural | None = None) -> None:
         """Add all that has come, and set the buffers to zeros: `update(1.0, {j: 1.0 for all j}, reset=True)`."""
-        self.update(1.0, dict.fromkeys(self._row[1], 1.0), reset=True)
+        self.update(1.0, dict.fromkeys(self._row[1], 1.0), reset=True, staleness=staleness)
 
     @torch.no_grad()
     @checked

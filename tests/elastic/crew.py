@@ -188,6 +188,10 @@ def train(end: Any, store: str, name: str, algorithm: str, options: dict[str, An
                     while comm.membership.round.number == number or of(pids(comm)) != order[1]:
                         step()
                     end.send(("stepped", said()))
+                elif order[0] == "edges":
+                    states = [state for runner in att._life.runners for state in runner.states]
+                    held = [state["window"] for state in states if state]
+                    end.send(("edges", [(sorted(each._links.edges), each.lost) for each in held]))
                 elif order[0] == "resources":
                     end.send(("resources", resources()))
                 else:

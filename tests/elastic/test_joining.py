@@ -7,6 +7,7 @@ import pytest
 import torch
 from crew import Process, centre, crew, gather, step
 from everything import ALGORITHMS, averages_gradients, made
+from tiers import slow_after
 
 
 def test_a_rank_that_joins_takes_weights_momentum_and_clock():
@@ -108,6 +109,45 @@ def test_every_algorithm_goes_on_with_fewer_and_with_more(algorithm, other):
         assert all(torch.isfinite(each["weights"]).all() for each in found)
         if averages_gradients(made(algorithm)):
             assert all(torch.equal(each["weights"], found[0]["weights"]) for each in found)
+
+
+@pytest.mark.parametrize("algorithm", slow_after(1, ["async_push_sum()", "async_gossip()"]))
+def test_edges_of_windows_follow_the_group(algorithm):
+    """A rank that joins gets edges, one that is lost costs its own, and nobody raises, at whatever steps ranks are."""
+    with crew(algorithm, lr=0.05) as ranks:
+        here = ranks.start("a", "b")
+        gather(here)
+        step(here[:1], 9)  # ahead of the other
+        for n, name in ((3, "c"), (4, "d")):
+            for each in here:
+                each.tell("gather", n)
+            here += ranks.start(name)
+            here[-1].hear("attached")
+            here[-1].tell("gather", n)
+            for each in here:
+                each.hear("stepped")
+            assert_edges(here)
+        here.pop(1).kill()
+        for each in here:
+            each.tell("gather", 3)
+        for each in here:
+            each.hear("stepped")
+        assert_edges(here)
+        step(here[:1], 9)
+        assert all(torch.isfinite(each["weights"]).all() for each in step(here, 3))
+
+
+def assert_edges(processes: list[Process]) -> None:
+    """Each rank has an edge to each neighbour in the ring, in the windows of all buckets, and none is lost."""
+    n, found = len(processes), []
+    for each in processes:
+        each.tell("edges")
+        found.append(each.hear("edges"))
+    assert all(found)
+    ring = sorted(sorted({(r - 1) % n, (r + 1) % n}) for r in range(n))
+    for bucket in zip(*found, strict=True):
+        assert sorted(edges for edges, _ in bucket) == ring
+        assert not any(lost for _, lost in bucket)
 
 
 SLOW = [pytest.param(moment, marks=pytest.mark.slow) for moment in ("now", "backward", "optimizer", "stepped")]

@@ -22,6 +22,8 @@ KINDS = [
     "diloco(every=3)",
     "async_model_average()",
     "decoupled_diloco(every=3, quorum=2)",
+    "async_gossip()",
+    "async_push_sum()",
 ]
 
 

@@ -1,0 +1,148 @@
+"""Asynchronous gossip and push-sum: their means, and ranks that stop, end, or make other numbers of steps."""
+
+import os
+import threading
+
+import pytest
+import torch
+import torch.distributed as dist
+from everything import made
+from pool import ranks
+from torch import nn
+
+import baguakit as bk
+from baguakit.compressors import MinMaxUInt8
+from baguakit.ranks import Ranks
+from baguakit.topology import FromDigraph, OnePeerExact, Ring
+
+
+def trained(steps, algorithm, before=lambda step: None, lr=0.0, at_first=0.0):
+    """Train a layer, whose weights are the number of the rank at first; return its weights.
+
+    They are loaded after the layer has been attached with others, `at_first` more.
+    """
+    rank = bk.Comm().rank
+    model = nn.Linear(30, 4)
+
+    def fill(value):
+        for p in model.parameters():
+            p.data.fill_(value)
+
+    fill(rank + at_first)
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+    with bk.attach(model, optimizer, algorithm, broadcast=False) as att:
+        fill(float(rank))
+        for step in range(steps):
+            before(step)
+            optimizer.zero_grad()
+            model(torch.ones(2, 30)).sum().backward()
+            optimizer.step()
+        dist.barrier()
+    assert att.step == steps
+    assert not [each for each in threading.enumerate() if each.name == "baguakit window"]
+    return model.weight.detach()
+
+
+@pytest.mark.parametrize("compressor", [None, MinMaxUInt8()], ids=["exact", "MinMaxUInt8"])
+@pytest.mark.parametrize("staleness", [None, 0, 2])
+def test_without_steps_of_the_optimizer_ranks_come_to_agree(compressor, staleness):
+    def run():
+        return trained(200, bk.algorithms.async_gossip(Ring(), compressor, staleness), lambda step: dist.barrier())
+
+    found = ranks(4, run)
+    assert all(float(w.min()) >= 0 and float(w.max()) <= 3 for w in found)
+    for w in found:
+        torch.testing.assert_close(w, found[0][:1, :1].expand(4, 30), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize("staleness", [None, 0, 2])
+@pytest.mark.parametrize("links", [None, [(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)]], ids=["Ring", "one way"])
+def test_push_sum_comes_to_the_exact_mean(links, staleness):
+    """However many exchanges each rank has made before, and on a graph with links of one way."""
+
+    def run():
+        def before(step):
+            if step >= 100 + more:
+                dist.barrier()
+
+        more = 10 * bk.Comm().rank if staleness is None else 0
+        graph = Ring() if links is None else FromDigraph(links)
+        return trained(300 + more, bk.algorithms.async_push_sum(graph, staleness), before)
+
+    for w in ranks(4, run):
+        torch.testing.assert_close(w, torch.full((4, 30), 1.5), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("algorithm", ["async_gossip()", "async_push_sum()"])
+def test_weights_that_are_loaded_after_attach_are_mixed_and_no_others(algorithm):
+    for w in ranks(4, lambda: trained(200, made(algorithm), lambda step: dist.barrier(), at_first=1e6)):
+        assert float(w.min()) >= -1e-4 and float(w.max()) <= 3 + 1e-4
+
+
+@pytest.mark.parametrize("algorithm", ["async_gossip()", "async_push_sum()"])
+def test_nobody_waits_for_a_rank_that_waits_for_all(algorithm):
+    def run():
+        rank, store = bk.Comm().rank, dist.distributed_c10d._get_default_store()
+
+        def before(step):
+            if rank == 0 and step == 1:
+                store.wait([f"async/{r}" for r in range(1, 4)])
+            if rank and step == 49:
+                store.set(f"async/{rank}", "")
+
+        trained(50, made(algorithm), before)
+        dist.barrier()
+        if rank == 0:
+            for r in range(1, 4):
+                store.delete_key(f"async/{r}")
+        return True
+
+    assert ranks(4, run) == [True] * 4
+
+
+def one_ends(algorithm):
+    """Let rank 1 end in its tenth step; all others train on until they know, and 20 steps more."""
+    rank = bk.Comm().rank
+    model = nn.Linear(30, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with bk.attach(model, optimizer, made(algorithm)) as att:
+        (window,) = (state["window"] for runner in att._life.runners for state in runner.states)
+        left = 20
+        while left:
+            if rank == 1 and att.step == 10:
+                os._exit(0)
+            optimizer.zero_grad()
+            model(torch.ones(2, 30)).square().mean().backward()
+            optimizer.step()
+            left -= (rank == 3 and att.step > 10) or 1 in window.lost
+    return sorted(window.lost).count(1), bool(torch.isfinite(model.weight).all())
+
+
+@pytest.mark.parametrize("algorithm", ["async_gossip()", "async_gossip(staleness=2)", "async_push_sum()"])
+def test_a_rank_that_ends_costs_its_edges_only(algorithm):
+    with Ranks(4, timeout=60) as live:
+        assert live.run(one_ends, algorithm, lost=(1,)) == [(1, True), None, (1, True), (0, True)]
+
+
+def test_what_cannot_work_is_refused():
+    stage = bk.algorithms.asynchronous.WindowMean(Ring())
+    with pytest.raises(ValueError, match=r"WindowMean\(Ring\(\)\) is for free_running"):
+        bk.after_step(stage)
+    with pytest.raises(ValueError, match=r"^WindowMean\(Ring\(\)\) is for free_running alone"):
+        bk.after_step(bk.stages.Hierarchical(stage))
+    with pytest.raises(ValueError, match=r"WindowMean\(Ring\(\)\) is for free_running"):
+        bk.free_running(stage, interval=1.0)
+    with pytest.raises(ValueError, match="staleness is a whole number, 0 or more"):
+        bk.algorithms.async_gossip(staleness=-1)
+
+    def run():
+        model = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for graph in (OnePeerExact(), FromDigraph([(r, (r + 1) % 4) for r in range(4)] + [(0, 2)])):
+            with pytest.raises(ValueError, match="same doubly stochastic matrix in all rounds"):
+                bk.attach(model, optimizer, bk.algorithms.async_gossip(graph))
+        with pytest.raises(ValueError, match="same matrix in all rounds, whose columns sum to 1, for 4 ranks"):
+            bk.attach(model, optimizer, bk.algorithms.async_push_sum(OnePeerExact()))
+        return True
+
+    assert ranks(4, run) == [True] * 4
