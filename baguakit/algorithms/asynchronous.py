@@ -3,14 +3,16 @@
 Ranks write into each other's windows (`bk.Window`), whole messages only. A slow rank or link delays nobody. The edges
 of a rank that has ended are dropped; under `bk.elastic`, the group goes on with new edges when ranks join or are lost.
 
-**async_gossip.** Each rank averages its weights with the latest weights that have come from each neighbour.
+**async_gossip.** Two neighbours take turns: j answers what has come from r with its own weights, and both move.
 
-For x_r the weights of rank r after a local step, W the mixing matrix, and x̂_rj the latest weights of rank j that have
-come to rank r:
+For x_r the weights of rank r after a local step, x̌_r those that it sent, and W the mixing matrix:
 
-    put x_r into the windows of the ranks that hear r;   x_r ← (w_rr x_r + Σ_j w_rj x̂_rj) / (w_rr + Σ_j w_rj)
+    x_j ← x_j + w_jr (x̌_r − x̌_j);   x_r ← x_r + w_rj (x̌_j − x̌_r)
 
-The sums are over the neighbours that live, and from which something has come.
+W is symmetric, so the mean over ranks moves with local steps only, however old x̌ are. Averages with values that are τ
+steps old would let it move 1 + (1 − w_rr) τ times less. They are taken only with a `staleness`, which bounds τ, or if W
+is not symmetric: x_r ← (w_rr x_r + Σ_j w_rj x̂_rj) / (w_rr + Σ_j w_rj), for x̂_rj the latest weights of rank j that have
+come to rank r, where the sums are over the neighbours that live, and from which something has come.
 
 Lian et al. 2018, "Asynchronous Decentralized Parallel Stochastic Gradient Descent" (AD-PSGD), arXiv:1710.06952.
 
@@ -28,8 +30,8 @@ below `LEAST` keeps all of it, so that p_r never vanishes.
 A local step moves u by p_r times its change of x. (In SGP it moves u by the whole change, so x by 1/p_r of it: without
 bound, where a rank sends more often than it receives.)
 
-In both, ranks count alike if the matrix is doubly stochastic and no link is busy, however fast each is: the faster a
-rank, the more often it mixes in its neighbours' weights, or the less mass it has.
+In turns each step counts alike, so that a faster rank counts more. In averages and push-sum ranks count alike if the
+matrix is doubly stochastic and no link is busy: the faster a rank, the more often it mixes, or the less mass it has.
 
 Assran et al. 2019, "Stochastic Gradient Push for Distributed Deep Learning" (SGP, with overlap), arXiv:1811.10792.
 """
@@ -37,6 +39,7 @@ Assran et al. 2019, "Stochastic Gradient Push for Distributed Deep Learning" (SG
 from dataclasses import dataclass
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from ..arguments import Natural, checked
@@ -55,11 +58,38 @@ from ..windows import Window
 LEAST = 2.0**-6  # of the mass of a rank that sends
 
 
+class Turns:
+    """The exchanges of a rank with its neighbours: it begins those with higher ranks, and answers lower ones."""
+
+    def __init__(self) -> None:
+        self.sent: dict[int, Tensor] = {}  # to neighbours that are to answer
+        self.seen: dict[int, int] = {}  # messages of each neighbour
+
+    @torch.no_grad()
+    def take(self, window: Window) -> int:
+        """Mix what has come, send answers, and begin again; return the number of messages."""
+        (own,), rank, (_, weights, _) = window._tensors, window.comm.rank, window._row
+        came = [j for j in weights if window._memory.total[j] > self.seen.get(j, 0)]
+        before = own.clone()
+        mixed = before.to(window._format.wide, copy=True)
+        for j in came:
+            self.seen[j] = window._memory.total[j]
+            mixed.add_(window._memory.buffers[j].to(mixed) - self.sent.get(j, before), alpha=weights[j])
+        own.copy_(mixed)
+        answers = [j for j in came if j < rank]
+        begun = [j for j in weights if j > rank and (j in came or j not in self.sent)]
+        window.put(before, answers, wait=False)
+        window.put(None, begun, wait=False)
+        self.sent |= dict.fromkeys(begun, own.clone() if begun else own)
+        return len(answers) + len(begun)
+
+
 @dataclass(frozen=True, repr=False)
 class WindowMean(OnGraph):
-    """x_r ← (w_rr x_r + Σ_j w_rj x̂_rj) / (w_rr + Σ_j w_rj);  see the module. The state is a window."""
+    """x_r ← x_r + w_rj (x̌_j − x̌_r), in turns with each neighbour j;  see the module. The state has a window."""
 
     staleness: Natural | None = None
+    turns: ClassVar[bool] = True
     one_sided: ClassVar[bool] = True
     exchanges: ClassVar[bool] = True
     joint: ClassVar[bool] = False
@@ -72,7 +102,9 @@ class WindowMean(OnGraph):
         if comm.size == 1:
             return {}
         x = wide_copy(bucket.flat) if self.copies else bucket.flat.detach().clone()
-        return {"window": Window(x, self.topology, comm, next(iter(self.compressors()), None), zero=True)}
+        window = Window(x, self.topology, comm, next(iter(self.compressors()), None), zero=True)
+        turns = self.staleness is None and self.turns and self.topology.symmetric(comm.size)
+        return {"window": window} | ({"turns": Turns()} if turns else {})
 
     def row_bytes(self, x: Tensor) -> int:
         return x.nbytes
@@ -83,7 +115,8 @@ class WindowMean(OnGraph):
         window = state["window"]
         (own,) = window._tensors
         own.copy_(x).mul_(window.p)
-        comm._count(self._exchange(window) * self.row_bytes(own))
+        sent = state["turns"].take(window) if "turns" in state else self._exchange(window)
+        comm._count(sent * self.row_bytes(own))
         return x.copy_(own.div_(window.p))
 
     def _exchange(self, window: Window) -> int:
@@ -123,6 +156,7 @@ class WindowPushSum(WindowMean):
     """u ← p x;  (u, p) ← a_rr (u, p) + Σ_j a_rj (u_j, p_j) that have come;  x ← u / p;  see the module."""
 
     copies: ClassVar[float] = 4
+    turns: ClassVar[bool] = False
     needs = ("static", "column_stochastic")
     refusal = "{stage} needs the same matrix in all rounds, whose columns sum to 1, for {n} ranks; use Exponential()"
 
@@ -143,10 +177,10 @@ def async_gossip(
     staleness: Natural | None = None,
     every: Every = 1,
 ) -> Algorithm:
-    """Train by asynchronous gossip: average the weights with the latest ones that have come from each neighbour.
+    """Train by asynchronous gossip: average the weights with those of each neighbour, as often as its link allows.
 
-    Sends the weights to each neighbour, as often as its link allows. Costs memory for two copies of the weights, and
-    one for each neighbour. Ranks may make different numbers of steps. A saved state holds nothing under way.
+    Sends the weights to a neighbour at most in every second exchange. Costs memory for two copies of the weights, and
+    two for each neighbour. Ranks may make different numbers of steps. A saved state holds nothing under way.
 
     Args:
         topology: static and doubly stochastic.

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 import baguakit as bk
 from baguakit.compressors import MinMaxUInt8
 from baguakit.ranks import Ranks
-from baguakit.topology import FromDigraph, OnePeerExact, Ring
+from baguakit.topology import FromDigraph, OnePeerExact, Ring, SymmetricExponential
 
 
 def trained(steps, algorithm, before=lambda step: None, lr=0.0, at_first=0.0):
@@ -77,6 +78,18 @@ def test_push_sum_comes_to_the_exact_mean(links, staleness):
 def test_weights_that_are_loaded_after_attach_are_mixed_and_no_others(algorithm):
     for w in ranks(4, lambda: trained(200, made(algorithm), lambda step: dist.barrier(), at_first=1e6)):
         assert float(w.min()) >= -1e-4 and float(w.max()) <= 3 + 1e-4
+
+
+@pytest.mark.parametrize("topology", [Ring(), SymmetricExponential()])
+def test_old_values_delay_no_mean(topology):
+    """All ranks move by 0.2 in each step, and never meet. The mean lacks at most what is under way on each edge."""
+
+    def run():
+        pause = 0.001 * bk.Comm().rank
+        return trained(200, bk.algorithms.async_gossip(topology), lambda step: time.sleep(pause), lr=0.1)
+
+    moved = 1.5 - torch.stack(ranks(4, run)).mean()
+    assert moved == pytest.approx(200 * 0.2, rel=0.02)
 
 
 @pytest.mark.parametrize("algorithm", ["async_gossip()", "async_push_sum()"])
