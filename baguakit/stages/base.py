@@ -132,8 +132,8 @@ class Stage(Doors):
         """Return the stage with the numbers that it takes on so many ranks in place of None, as reports show it."""
         return self
 
-    def _known_loss(self, every: Any, ranks: int, muon: bool) -> str:
-        """Return why it ends behind on so many ranks, as measured by `bench.frontier`, or ""; `muon`: they use Muon."""
+    def _known_loss(self, every: Any, ranks: int, adam: bool) -> str:
+        """Return why it ends behind on so many ranks, as measured by `bench.frontier`, or ""; `adam`: they use Adam."""
         return ""
 
     def _call_with_check(self, x: Tensor, state: State, comm: Comm, residual: Tensor) -> tuple[Tensor, Tensor]:
