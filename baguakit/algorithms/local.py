@@ -113,7 +113,8 @@ class OuterStep(Around):
         optimizer: a class of torch.optim, or a subclass of Optimizer.
         inner: the average: `Mean()`, or `ErrorFeedback(CompressedMean())`, or an average with neighbours only.
         options: keyword arguments for the optimizer; of SGD by default lr=0.8, momentum=None, nesterov=True.
-            `momentum=None` follows the number of ranks n: it is 1 − lr/√n, in two digits, from 0.1 to 0.9.
+            `momentum=None` follows the number of ranks n (in `Hierarchical`, of nodes): it is 1 − lr/√n, in two digits,
+            from 0.1 to 0.9.
     """
 
     optimizer: type[torch.optim.Optimizer]
@@ -169,8 +170,8 @@ class OuterStep(Around):
                     update_if_finite_(outer[name], value, where=ok.to(value.device))
             return x.copy_(stepped)
 
-    def _on(self, ranks: int) -> "OuterStep":
-        return replace(self, options=tuple(by_ranks(dict(self.options), ranks).items()))
+    def _on(self, comm: Comm) -> "OuterStep":
+        return replace(self, options=tuple(by_ranks(dict(self.options), comm.size).items()))
 
     def _known_loss(self, every: Every, ranks: int, adam: bool) -> str:
         options, every = by_ranks(dict(self.options), ranks), getattr(every, "most", every)
