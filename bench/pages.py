@@ -26,6 +26,7 @@ This page is written by `python -m bench.roofline --page` from the JSON in `benc
     python -m bench.frontier.by_ranks what few averages cost in quality, with 2 to 16 ranks
     python -m bench.elastic           steps, and seconds to the next one, while ranks are killed and replaced (root)
     python -m bench.elastic.unequal   goodput of four hosts of unequal speed, one of them killed every 60 s (root)
+    python -m bench.elastic.edges     eight hosts, one of them late, stopped or killed: synchronous and one-sided (root)
     python -m bench.control measure   requests to the store, and seconds to name a lost rank, with up to 512 ranks
     python -m bench.netlab -- CMD     such hosts for a program of your own (root)
     python -m bench.first_use         what the first use of a kernel on a CPU waits for the C compiler

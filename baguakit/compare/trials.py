@@ -109,7 +109,7 @@ class Comparison:
 
 def final(result: Mapping[str, Any]) -> float:
     """Return the last loss; infinity of a training that diverged."""
-    return math.inf if "diverged" in result else float(result["losses"][-1][1])
+    return math.inf if "diverged" in result else float(result["losses"][-1][-1])
 
 
 def best_rate(tried: Mapping[float, float]) -> float:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing import connection, forkserver
+from pathlib import Path
 from typing import Any
 
 from bench.netlab import Lab
@@ -27,7 +28,9 @@ class Trainee:
         began: its first line of Python, in seconds of `time.time`, as are all times here.
         steps: when it had made a step, the number of the step, and how many ranks there were.
         changes: when the group had changed, the step, and the digest of its weights.
+        discarded: when it had made a step that did not count, since the group had changed.
         weights: its latest, if it has been asked.
+        samples: files of weights, each with the moment in which it had been written.
         waiting: its steps since it last contributed to a round that does not wait.
         ended: when it was killed; None if it lives.
     """
@@ -38,7 +41,9 @@ class Trainee:
     began: float = 0.0
     steps: list[tuple[float, int, int]] = field(default_factory=list)
     changes: list[tuple[float, int, str]] = field(default_factory=list)
+    discarded: list[float] = field(default_factory=list)
     weights: Any = None
+    samples: list[tuple[float, Path]] = field(default_factory=list)
     waiting: int = 0
     ended: float | None = None
 
@@ -60,8 +65,12 @@ class Trainee:
             self.changes.append((at, *said))
         elif word == "waiting":
             self.waiting = said[0]
+        elif word == "discarded":
+            self.discarded.append(at)
         elif word == "weights":
             self.weights = said[0]
+        elif word == "sample":
+            self.samples.append((at, said[0]))
 
     def signal(self, number: int) -> None:
         """Send it a signal."""

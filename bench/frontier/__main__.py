@@ -18,6 +18,8 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("what", nargs="?", choices=["losses", "steps", "page"], default="page")
     parser.add_argument("--only", nargs="+", metavar="NAME", default=[], help="only these contenders")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no training after these (losses)")
+    parser.add_argument("--networks", nargs="+", choices=list(timing.NETWORKS), default=list(timing.NETWORKS),
+                        metavar="NETWORK", help="only these (steps)")  # fmt: skip
     options = parser.parse_args(words)
     try:
         some = [contender(name) for name in options.only] or [
@@ -30,8 +32,12 @@ def main(words: Sequence[str] | None = None) -> int:
         if options.what == "losses":
             failed = trajectories.run(some, options.minutes)
         elif options.what == "steps":
+            table, before = Table(page.TIMINGS), -1
             cells = timing.cells(some, Table(trajectories.PATH))
-            failed = runs.measure(cells, Table(page.TIMINGS), "bench.frontier.timing")
+            while before < len(table):  # results of trials decide what comes next
+                before = len(table)
+                due = [each for each in cells + timing.free_cells(some, table) if is_on(each, options.networks)]
+                failed = runs.measure(due, table, "bench.frontier.timing")
     except KeyboardInterrupt:
         print("\nInterrupted; the same command goes on from here.", file=sys.stderr)
         return 130
@@ -39,6 +45,12 @@ def main(words: Sequence[str] | None = None) -> int:
         print(f"The picture is {path}")
     print(f"The page is {page.write()}; what plans show is in {page.write_for_plans()}")
     return 1 if failed else 0
+
+
+def is_on(cell: runs.Cell, networks: Sequence[str]) -> bool:
+    """Return whether a cell is of one of some networks."""
+    names = {name for facts in timing.NETWORKS.values() for name in facts}
+    return {k: v for k, v in cell.items() if k in names} in [timing.NETWORKS[each] for each in networks]
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from baguakit.compare.table import Table
 from baguakit.compare.trials import best_rate
 
 from .contenders import ALONE, CONTENDERS, MUON
-from .timing import HOSTS, NETWORKS, is_of, timed
+from .timing import HOSTS, NETWORKS, is_of, timed, whole
 from .trajectories import MADE, SEEDS, with_ranks
 
 # A synchronous peer whose weights are, to rounding, those of an algorithm here: it is timed, and not trained again.
@@ -31,10 +31,11 @@ def rows(losses: Table, timings: Table, network: str, hosts: int = HOSTS) -> lis
     found = []
     for each in CONTENDERS:
         if each.free:
-            whole = [result for asked, result in timings if is_of(asked, each, network, hosts)]
-            for result in whole[:1]:
+            asked = whole(each, network, hosts, timings)
+            if asked in timings:
+                result = timings[asked]
                 curve = [(seconds / result["step"], loss) for _, seconds, loss in result["losses"]]
-                found.append(Row(each, result["step"], result["sent"], MADE.lr, [curve]))
+                found.append(Row(each, result["step"], result["sent"], asked["lr"], [curve]))
             continue
         asked, source = timed(each, network, hosts), LIKE.get(each.peer, each)
         known = curves(losses, source, hosts)

@@ -79,6 +79,7 @@ CONTENDERS: tuple[Contender, ...] = (
     Contender("exact_diffusion", "exact_diffusion()", SGD, lr=0.05),
     Contender("gradient_tracking", "gradient_tracking()", SGD, lr=0.05),
     Contender("async_model_average", "async_model_average()", free=True),
+    Contender("async_gossip", "async_gossip()", free=True),
     Library("hivemind", peer="hivemind", period=LOCAL),
     Library("torchft, DiLoCo", peer="torchft", period=OUTER),
 )  # fmt: skip

@@ -17,7 +17,7 @@ from .timing import HOSTS
 from .trajectories import MORE, SEEDS
 
 NETWORK = "100 Mb/s"
-OURS = ("bytegrad", "bytegrad, 4 bits", "power_sgd", "diloco", "diloco, 4 bits", "MuLoCo")
+OURS = ("bytegrad", "bytegrad, 4 bits", "power_sgd", "diloco", "diloco, 4 bits", "MuLoCo", "async_gossip")
 KEY = "○ torch's DDP, its hooks, torchft, hivemind    × : times less than DDP to its last loss"
 KEY += f"    ¹ one seed, not {len(SEEDS)}"
 LINE, NAME = 0.072, 8  # the height of a name's line, to that of a panel; points of a name

@@ -8,6 +8,7 @@ import math
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch.distributed as dist
@@ -16,7 +17,7 @@ import baguakit as bk
 from baguakit.compare.contenders import Contender
 from baguakit.compare.table import Table
 from baguakit.compare.training import optimizers_of, stepping, validated
-from baguakit.compare.trials import best_rate
+from baguakit.compare.trials import Comparison, Job, best_rate
 from bench.network.runs import Cell
 from bench.network.train import blocks_of, counted, on_every_host, share
 
@@ -36,6 +37,8 @@ NETWORKS: dict[str, Cell] = {
     FAR: {"rate": "1gbit", "nodes": 2, "between": "100mbit", "delay": "25ms"},
 }
 MORE = ("100 Mb/s",)  # also with 8 hosts
+FREE_AT_MORE = ("async_gossip",)  # of contenders whose ranks do not wait for each other
+TRIED = "100 Mb/s"  # with four hosts: where learning rates are tried of those
 SENT_FAR = (
     "DDP",
     "DDP, bf16 hook",
@@ -70,7 +73,7 @@ FREE: Cell = {"seconds": 240.0, "every_seconds": 10.0}  # a training whose ranks
 
 
 def cells(some: Sequence[Contender], table: Table) -> list[Cell]:
-    """Return what to measure of some contenders: steps on all networks, some of 8 hosts, and whole trainings.
+    """Return what to measure of contenders that wait: steps on all networks, some of 8 hosts, and whole trainings.
 
     Args:
         some: the contenders.
@@ -84,8 +87,28 @@ def cells(some: Sequence[Contender], table: Table) -> list[Cell]:
         for each in some:
             if each.name == name and (tried := MADE.tried_rates(table, each)):
                 found.append(cell(each, network, steps=steps, lr=best_rate(tried)))
-    free = [each for each in some if each.free]
-    return found + [cell(each, name, lr=MADE.lr, **FREE) for name in NETWORKS for each in on(name, free)]
+    return found
+
+
+def free_cells(some: Sequence[Contender], timings: Table) -> list[Cell]:
+    """Return what is to be measured next of contenders whose ranks do not wait for each other.
+
+    Rates are tried on a network, as those of the others are on loopback; whole trainings take the best one so far.
+    """
+    found = list[Cell]()
+    for each in some:
+        if each.free and (lr := TRIALS.next_rate(timings, each)) is not None:
+            found.append(TRIALS.cell(Job(each, 1, lr, TRIALS.tried)))
+        elif each.free:
+            found += [whole(each, name, HOSTS, timings) for name in NETWORKS if on(name, [each])]
+            found += [whole(each, name, 8, timings) for name in MORE if each.name in FREE_AT_MORE]
+    return found
+
+
+def whole(each: Contender, network: str, hosts: int, timings: Table) -> Cell:
+    """Return the cell of a training of ranks that do not wait for each other, at the best rate of their trials."""
+    tried = TRIALS.tried_rates(timings, each)
+    return cell(each, network, hosts, lr=best_rate(tried) if tried else MADE.lr, **FREE)
 
 
 def on(network: str, some: Sequence[Contender]) -> list[Contender]:
@@ -107,6 +130,18 @@ def cell(each: Contender, network: str, hosts: int = HOSTS, **options: Any) -> C
 def is_of(asked: Cell, each: Contender, network: str, hosts: int = HOSTS) -> bool:
     """Return whether a cell, of steps or of a whole training, is of a contender on a network."""
     return {name: value for name, value in asked.items() if name not in OPTIONS} == cell(each, network, hosts)
+
+
+@dataclass(frozen=True)
+class Trials(Comparison):
+    """Trials of learning rates on a network."""
+
+    def cell(self, job: Job) -> Cell:
+        """Return the cell of a trial."""
+        return cell(job.contender, TRIED, self.hosts, steps=job.steps, lr=job.lr)
+
+
+TRIALS = Trials(MADE.contenders, TASK, hosts=HOSTS, trials=MADE.trials, tried=MADE.tried, lr=MADE.lr)
 
 
 def measure(asked: Cell) -> dict[str, Any]:
