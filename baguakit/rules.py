@@ -233,9 +233,9 @@ class Rule(Algorithm):
         return f"Rule({', '.join([repr(self.window), *shown])})"  # an option that the function of the window lacks
 
 
-def known_losses(rules: Iterable[Rule], ranks: int, muon: bool = False) -> list[str]:
-    """Return what is known of rules that end behind on so many ranks; `muon`: ranks step by Muon."""
-    said = (each._known_loss(rule.every, ranks, muon) for rule in rules for each in rule.stage.whole())
+def known_losses(rules: Iterable[Rule], ranks: int, adam: bool = True) -> list[str]:
+    """Return what is known of rules that end behind on so many ranks; `adam`: ranks step by Adam or AdamW alone."""
+    said = (each._known_loss(rule.every, ranks, adam) for rule in rules for each in rule.stage.whole())
     return [*filter(None, dict.fromkeys(said))]
 
 

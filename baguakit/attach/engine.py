@@ -57,8 +57,8 @@ class Engine(Life[AttachSetup]):
         self.begun, self.stepped = False, set[Optimizer]()  # a step has begun; optimizers that have stepped in it
         self.loaded: int | None = None  # the step of the state that has been loaded
         with or_abandon(self.runtime):
-            muon, comm = any("Muon" in type(each).__name__ for each in self.setup.optimizers), self.runtime.comm
-            for sentence in known_losses(self.setup.rules, comm.size, muon) if comm.rank == 0 else ():
+            adam, comm = all("Adam" in type(each).__name__ for each in self.setup.optimizers), self.runtime.comm
+            for sentence in known_losses(self.setup.rules, comm.size, adam) if comm.rank == 0 else ():
                 warnings.warn(sentence, stacklevel=5)
             fill()
             self.backward = Backward(self, self.gradients_landed)

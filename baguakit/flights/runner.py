@@ -87,7 +87,7 @@ class RuleRunner:
 
     def __post_init__(self) -> None:
         stage = self.rule.stage
-        taken = replace(self.rule, stage=stage._on(self.channel.comm.size))
+        taken = replace(self.rule, stage=stage._on(self.channel.comm))
         self.label, self.outline = repr(taken), outline(stage)  # in words; in few, for profilers and figures
         self.guards = all(each.keeps for each in stage.whole())  # it changes its state by `update_if_finite_` only
         self.in_phases = has_phases(stage)

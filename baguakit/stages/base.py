@@ -128,12 +128,12 @@ class Stage(Doors):
     def __repr__(self) -> str:
         return expression(self)
 
-    def _on(self, ranks: int) -> "Stage":
-        """Return the stage with the numbers that it takes on so many ranks in place of None, as reports show it."""
+    def _on(self, comm: Comm) -> "Stage":
+        """Return the stage with the numbers that it takes in this group in place of None, as reports show it."""
         return self
 
-    def _known_loss(self, every: Any, ranks: int, muon: bool) -> str:
-        """Return why it ends behind on so many ranks, as measured by `bench.frontier`, or ""; `muon`: they use Muon."""
+    def _known_loss(self, every: Any, ranks: int, adam: bool) -> str:
+        """Return why it ends behind on so many ranks, as measured by `bench.frontier`, or ""; `adam`: they use Adam."""
         return ""
 
     def _call_with_check(self, x: Tensor, state: State, comm: Comm, residual: Tensor) -> tuple[Tensor, Tensor]:

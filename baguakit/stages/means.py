@@ -244,6 +244,9 @@ class Hierarchical(Around):
             )
         self.inner.check(comm.inter)
 
+    def _on(self, comm: Comm) -> Stage:
+        return replace(self, inner=self.inner._on(comm.inter))
+
     def multiple_of(self, comm: Comm) -> int:
         return comm.intra.size * self.inner.multiple_of(comm.inter)
 

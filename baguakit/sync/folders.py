@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+
+from .streams import Pieces, Take, taker
 
 WHOLE = "-whole"
 NAME = re.compile(r"\d{9,}-[0-9a-f]{12}(-whole)?")
@@ -58,10 +59,10 @@ class Folder:
                 found.setdefault(int(name.partition("-")[0]), set()).add(name)
         return found
 
-    def add(self, packet: Tensor, run: str, version: int, whole: bool, copy: Callable[[], Tensor]) -> None:
+    def add(self, packet: Pieces, run: str, version: int, whole: bool, copy: Callable[[], Pieces]) -> None:
         """Write a packet; after many, write a whole copy beside, and remove what is old."""
-        self._write(packet, name_of(version, run, whole))
-        self.since = 0 if whole else self.since + len(packet)
+        length = self._write(packet, name_of(version, run, whole))
+        self.since = 0 if whole else self.since + length
         if self.since > self.most:
             self._write(copy(), name_of(version, run, True))
             self.since = 0
@@ -71,16 +72,17 @@ class Folder:
             with contextlib.suppress(FileNotFoundError):
                 (self.path / name).unlink()
 
-    def _write(self, packet: Tensor, name: str) -> None:
+    def _write(self, packet: Pieces, name: str) -> int:
         unfinished = self.path / f"unfinished-{uuid.uuid4().hex}"
         with open(unfinished, "wb") as file:
-            file.write(packet.numpy().data)
+            length = sum(file.write(piece.numpy().data) for piece in packet)
             file.flush()
             os.fsync(file.fileno())
         unfinished.replace(self.path / name)
+        return length
 
-    def packets_after(self, version: int, run: str) -> list[tuple[str, Tensor]]:
-        """Return the packets, and their files, from a version to the newest, or from the newest whole copy on."""
+    def packets_after(self, version: int, run: str) -> contextlib.AbstractContextManager[list[tuple[str, Take]]]:
+        """Give the packets, and their files, from a version to the newest, or from the newest whole copy on."""
         for trial in range(TRIALS):
             files = self.files()
             newest = max(files, default=-1)
@@ -91,7 +93,8 @@ class Folder:
                 chain = [name_of(each, latest, each == start) for each in range(max(start, 0), newest + 1)]
             try:
                 paths = [self.path / name for name in chain]
-                return [(str(path), torch.from_numpy(np.fromfile(path, np.uint8))) for path in paths]
+                packets = [taker([torch.from_numpy(np.fromfile(path, np.uint8))]) for path in paths]
+                return contextlib.nullcontext([(str(path), take) for path, take in zip(paths, packets, strict=True)])
             except FileNotFoundError as error:
                 if trial == TRIALS - 1:
                     raise FileNotFoundError(f"{self.path} has version {newest}, and no {error.filename}") from None

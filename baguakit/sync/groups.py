@@ -1,17 +1,27 @@
 """Packets between the ranks of a `Comm`: rank 0 publishes, and each other rank passes on what comes to the next.
 
-The bytes go along the chain 0, 1, 2 … in pieces, so that all links work at once: with n ranks, S bytes and pieces of P
-bytes, the last rank has them after (S + (n − 2) P) / B, which hardly depends on n.
+The bytes go along the chain 0, 1, 2 … in messages, so that all links work at once, and while rank 0 packs the rest:
+with n ranks, S bytes and messages of M bytes, the last rank has them after (S + (n − 2) M) / B.
+
+Rank 0 does not know how many bytes there will be. So each message begins with the lengths of up to two later ones, as
+int64, 0 for none: who has received it waits for these. Rank 0 sends the first when it has packed FIRST more, and is
+further ahead with each, up to MOST, so that the time on the way limits no rate before MOST messages are on their way.
 """
 
-from collections.abc import Callable
+import contextlib
+import itertools
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..comm import Comm, device_of
+from .streams import Pieces, Take, taker
 
-PIECE = 1 << 20  # bytes
+PIECE, HEAD = 1 << 17, 16  # bytes
+FIRST, MOST = 2, 64  # messages
 
 
 class Group:
@@ -31,35 +41,72 @@ class Group:
         there.log = self.log
         return there
 
-    def add(self, packet: Tensor, run: str, version: int, whole: bool, copy: Callable[[], Tensor]) -> None:
+    def add(self, packet: Pieces, run: str, version: int, whole: bool, copy: Callable[[], Pieces]) -> None:
         """Send what leads to this version from the oldest that a rank has; the whole copy if that is not kept."""
-        self.log |= {} if whole else {version: packet}
+        oldest = min(v if r == run else -1 for v, r in self.comm.gather_objects([version, run], plain=True))
+        missed = range(oldest + 1, version)
+        if not whole:
+            packet = self._kept(packet, version)
+            if oldest >= 0 and self.log.keys() >= set(missed):
+                packet = itertools.chain(map(self.log.__getitem__, missed), packet)
+            else:
+                deque(packet, 0)  # only then is the copy that of this version
+                packet = copy()
+        deque(self._passed_on(self._cut(packet)), 0)
+
+    def _kept(self, packet: Pieces, version: int) -> Pieces:
+        kept = []
+        for part in packet:
+            kept.append(part)
+            yield part
+        self.log[version] = torch.cat(kept)
         while sum(map(len, self.log.values())) > self.most:
             del self.log[min(self.log)]
-        oldest = min(v if r == run else -1 for v, r in self.comm.gather_objects([version, run], plain=True))
-        wanted = range(oldest + 1, version + 1)
-        if whole or oldest < 0:
-            self._along([packet if whole else copy()])
-        else:
-            self._along([self.log[each] for each in wanted] if self.log.keys() >= set(wanted) else [copy()])
 
-    def packets_after(self, version: int, run: str) -> list[tuple[str, Tensor]]:
-        """Return the packets that come from rank 0, and pass them on."""
+    @contextlib.contextmanager
+    def packets_after(self, version: int, run: str) -> Iterator[list[tuple[str, Take]]]:
+        """Give the packets that come from rank 0, and pass them on: all of them, whatever is wrong with them."""
         self.comm.gather_objects([version, run], plain=True)
-        return [("from rank 0", packet) for packet in self._along([])]
+        pieces = self._passed_on(self._received())
+        try:
+            yield [("from rank 0", taker(pieces))]
+        finally:
+            deque(pieces, 0)
 
-    def _along(self, packets: list[Tensor]) -> list[Tensor]:
-        comm, here = self.comm, device_of(self.comm.group)
-        sizes = comm.broadcast_object(list(map(len, packets)))
-        whole = torch.cat(packets).to(here) if packets else torch.empty(sum(sizes), dtype=torch.uint8, device=here)
-        pieces = list(enumerate(whole.split(PIECE)))
-        coming = [comm.receive_later(piece, comm.rank - 1, i) for i, piece in pieces if comm.rank > 0]
-        going = []
-        for i, piece in pieces:
-            if coming:
-                coming[i].wait()
-            if comm.rank < comm.size - 1:
-                going.append(comm.send_later(piece, comm.rank + 1, i))
+    def _cut(self, packet: Pieces) -> Pieces:
+        """Yield the messages of rank 0."""
+        take = taker(packet)
+        ahead = deque(piece for _ in range(FIRST) if len(piece := take(PIECE)))
+        self.comm.broadcast_object(list(map(len, ahead)))
+        while ahead:
+            piece, later = ahead.popleft(), [take(PIECE), take(PIECE if len(ahead) < MOST else 0)]
+            ahead.extend(filter(len, later))
+            lengths = torch.tensor(list(map(len, later)), dtype=torch.int64)
+            yield torch.cat([lengths.view(torch.uint8), piece]).to(device_of(self.comm.group))
+
+    def _received(self) -> Pieces:
+        """Yield the messages that come from the rank before."""
+        tags = itertools.count()
+
+        def expected(length: int) -> tuple[Tensor, Any]:
+            message = torch.empty(HEAD + length, dtype=torch.uint8, device=device_of(self.comm.group))
+            return message, self.comm.receive_later(message, self.comm.rank - 1, next(tags))
+
+        coming = deque(map(expected, self.comm.broadcast_object(None)))
+        while coming:
+            message, work = coming.popleft()
+            work.wait()
+            coming.extend(expected(length) for length in message[:HEAD].view(torch.int64).tolist() if length)
+            yield message
+
+    def _passed_on(self, messages: Pieces) -> Pieces:
+        """Yield the bytes of messages when they are on their way to the next rank; at the end all of them are there."""
+        going: deque[Any] = deque()
+        for tag, message in enumerate(messages):
+            if self.comm.rank < self.comm.size - 1:
+                going.append(self.comm.send_later(message, self.comm.rank + 1, tag))
+            if len(going) > MOST:
+                going.popleft().wait()
+            yield message[HEAD:].cpu()
         for each in going:
             each.wait()
-        return list(whole.cpu().split(sizes))

@@ -17,6 +17,7 @@ from ..arguments import checked, describe, tensor
 from ..hashing import digest
 from ..kernels.changes import definition as blocks
 from ..kernels.operators import home_of
+from .streams import integer_of, number
 
 DIGEST, HEADER, FORMAT = 16, 32, 1
 Parts = tuple[Tensor, Tensor, Tensor]
@@ -44,7 +45,7 @@ def changes(new: Tensor, old: Tensor) -> Tensor:
     )
     changed = heads != 0
     bits = pad(changed, (0, -len(heads) % 32)).view(-1, 8) * torch.tensor(blocks.BITS, device=new.device)
-    start = torch.tensor([*(new.nbytes // size).to_bytes(8, "little"), size, FORMAT, *[0] * 6], dtype=torch.uint8)
+    start = torch.cat([number(new.nbytes // size, 8), number(size + 256 * FORMAT, 8)])
     return sealed(start.to(new.device), bits.sum(1).to(torch.uint8), heads[changed].view(torch.uint8), *packed)
 
 
@@ -61,7 +62,7 @@ def apply_(x: Tensor, packed: Tensor) -> Tensor:
         ValueError: the bytes are damaged, or belong to a tensor of another size or dtype; `x` is as it was.
     """
     tensor("x", x), tensor("packed", packed, dtype=torch.uint8)
-    return add_(x, read(packed, x))
+    return add_(x, read(packed, x, x.nbytes))
 
 
 @torch.no_grad()
@@ -71,11 +72,15 @@ def add_(x: Tensor, parts: Parts) -> Tensor:
     return x if whole is x else x.copy_(whole)
 
 
-def read(packed: Tensor, x: Tensor) -> Parts:
-    """Return the heads of all blocks, where what is packed of each begins, and its bytes; raise unless they fit `x`."""
+def read(packed: Tensor, x: Tensor, nbytes: int) -> Parts:
+    """Return the heads of all blocks, where what is packed of each begins, and its bytes.
+
+    Raises:
+        ValueError: the bytes are damaged, or are not the changes of `nbytes` bytes of values like those of `x`.
+    """
     body = opened(packed)
-    words, size = int.from_bytes(bytes(body[:8].tolist()), "little"), word_bytes(x)
-    if (words, int(body[8]), int(body[9])) != (x.nbytes // size, size, FORMAT):
+    words, size = integer_of(body[:8]), word_bytes(x)
+    if (words, int(body[8]), int(body[9])) != (nbytes // size, size, FORMAT):
         raise ValueError(f"packed has the changes of {words} values of {int(body[8])} bytes; x is {describe(x)}")
     count = -(-words // blocks.BLOCK)
     at = HEADER - DIGEST + -(-count // 32) * 4

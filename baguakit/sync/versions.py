@@ -1,15 +1,17 @@
 """Versions of named tensors: one program publishes them, and others follow.
 
-A *packet* leads from a version to a later one: a line of JSON with names, dtypes and shapes, and for each tensor what
-`changes` packs; each with its digest. Version −1 has zeros in every tensor, so the changes from it are a whole copy. A
-subscriber changes nothing until all packets that lead to the newest version are there, and right. Each publisher has a
-random `run`: to the version 7 of another publisher its changes from 7 do not fit.
+A *packet* leads from a version to a later one: a line of JSON with names, dtypes and shapes, and what `changes` packs
+of each 8 MiB of each tensor; each with its digest, so that it is sent and checked while the next is packed. Version −1
+has zeros in every tensor, so the changes from it are a whole copy. A subscriber changes nothing until all packets that
+lead to the newest version are there, and right. Each publisher has a random `run`: to the version 7 of another its
+changes from 7 do not fit.
 """
 
 import contextlib
 import json
 import uuid
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,10 +23,13 @@ from ..arguments import describe, instance, real, truth
 from ..comm import Comm
 from .folders import Folder
 from .groups import Group
-from .packing import DIGEST, Parts, add_, changes, opened, read, sealed
+from .packing import Parts, add_, changes, opened, read, sealed
+from .streams import Pieces, Take, framed, next_body
 
 Tensors = nn.Module | Mapping[str, Tensor]
 NOTHING = -1  # the version before the first
+RANGE = 1 << 23  # bytes of a tensor that are packed at once
+FORMAT = 2  # of packets
 
 
 class Publisher:
@@ -51,15 +56,12 @@ class Publisher:
 
     def publish(self) -> int:
         """Publish the values of now as the next version; return its number: 0, 1, 2 … With a `Comm`, collective."""
-        start, copies = (self.version, self.copies) if self.copies else (NOTHING, empty_like(self.tensors))
+        start, copies = (self.version, self.copies) if self.copies else (NOTHING, zeros_like(self.tensors))
         self.copies = {}  # after an error, the next version is a whole copy
-        packet = packed(self.tensors, copies, self.run, start, self.version + 1)
         self.version += 1
-
-        def whole() -> Tensor:  # the packet that leads from nothing to this version
-            return packed(copies, empty_like(copies), self.run, NOTHING, self.version)
-
-        self.place.add(packet, self.run, self.version, start == NOTHING, whole)
+        pack = partial(packed, self.run, self.version)
+        whole = partial(pack, NOTHING, copies, {})
+        self.place.add(pack(start, self.tensors, copies), self.run, self.version, start == NOTHING, whole)
         self.copies = copies
         return self.version
 
@@ -91,22 +93,23 @@ class Subscriber:
             ValueError: a packet is damaged, or has other names, shapes or dtypes; the tensors are as they were.
             RuntimeError: a tensor was changed here since the last update.
         """
-        came = [contents(packet, where) for where, packet in self.place.packets_after(self.version, self.run)]
+        run, version, steps = self.run, self.version, []
+        with self.place.packets_after(version, run) as packets:
+            for where, take in packets:
+                with naming(where):
+                    while (packet := next_packet(take)) is not None:
+                        if packet.start != NOTHING and packet.version <= version:
+                            parts_of(packet, take, {})
+                            continue
+                        if packet.start != NOTHING and (packet.run, packet.start) != (run, version):
+                            raise ValueError(f"changes came from version {packet.start}; the tensors have {version}")
+                        steps.append((packet.start, parts_of(packet, take, self._checked(packet))))
+                        run, version = packet.run, packet.version
         if self._written is not None and self._written != self._writes():
             raise RuntimeError("a tensor was changed here since the last update; give Subscriber tensors of its own")
-        run, version, steps = self.run, self.version, []
-        for packet in came:
-            if packet.start == NOTHING or packet.version > version:
-                if packet.start != NOTHING and (packet.run, packet.start) != (run, version):
-                    raise ValueError(f"changes from version {packet.start} came; the tensors have version {version}")
-                steps.append((packet.start, self._checked(packet)))
-                run, version = packet.run, packet.version
         for start, parts in steps:
             for name, x in self.tensors.items():
-                if start == NOTHING:
-                    x.detach().copy_(add_(zeros_like(x), parts[name]))
-                else:
-                    add_(x.detach(), parts[name])
+                renew(x.detach(), parts[name], start)
         self.run, self.version, self._written = run, version, self._writes()
         return version
 
@@ -117,8 +120,8 @@ class Subscriber:
     def _writes(self) -> list[int]:
         return [0 if x.is_inference() else x._version for x in self.tensors.values()]
 
-    def _checked(self, packet: "Packet") -> dict[str, Parts]:
-        """Return what is packed of each tensor here; raise a ValueError unless it fits and is undamaged."""
+    def _checked(self, packet: "Packet") -> dict[str, Tensor]:
+        """Return the tensors here; raise a ValueError unless they are published."""
         there = packet.facts
         if missing := [name for name in self.tensors if name not in there]:
             raise ValueError(f"{missing[0]!r} is not published; published are {', '.join(map(repr, there))[:300]}")
@@ -127,17 +130,14 @@ class Subscriber:
         for name, x in self.tensors.items():
             if facts(x) != there[name]:
                 raise ValueError(f"{name!r} is {describe(x)}; published is {there[name][0]} {tuple(there[name][1])}")
-        with naming(packet.where):
-            return {name: read(packet.parts[name].to(x.device), x) for name, x in self.tensors.items()}
+        return self.tensors
 
 
 class Packet(NamedTuple):
-    where: str  # it came from
     run: str
     start: int
     version: int
-    facts: dict[str, list[Any]]  # [dtype, shape] by name
-    parts: dict[str, Tensor]
+    facts: dict[str, list[Any]]  # by name
 
 
 def named(tensors: Tensors) -> dict[str, Tensor]:
@@ -161,26 +161,30 @@ def place_of(name: str, place: Any, most: float) -> Folder | Group:
 
 
 def facts(x: Tensor) -> list[Any]:
-    return [str(x.dtype).removeprefix("torch."), list(x.shape)]
+    """Return the dtype, the shape, and in how many parts a tensor is packed."""
+    return [str(x.dtype).removeprefix("torch."), list(x.shape), len(range(0, x.nbytes, RANGE)) or 1]
 
 
-def empty_like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def ranges(x: Tensor) -> list[Tensor]:
+    """Return the parts of a tensor; they are views if it is contiguous."""
+    return list(x.detach().resolve_conj().resolve_neg().contiguous().view(-1).split(RANGE // x.itemsize))
+
+
+def zeros_like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return contiguous zeros: version −1 of these tensors."""
-    return {name: zeros_like(x) for name, x in tensors.items()}
+    whole = torch.contiguous_format
+    return {n: torch.zeros_like(x, memory_format=whole, requires_grad=False) for n, x in tensors.items()}
 
 
-def zeros_like(x: Tensor) -> Tensor:
-    return torch.zeros_like(x, memory_format=torch.contiguous_format, requires_grad=False)
-
-
-def packed(tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor], run: str, start: int, version: int) -> Tensor:
-    """Return the packet from the copies to the tensors, and copy them."""
-    parts = [changes(x.detach(), copies[name]).cpu() for name, x in tensors.items()]
-    listed = [[name, *facts(x), len(part)] for (name, x), part in zip(tensors.items(), parts, strict=True)]
-    line = json.dumps({"run": run, "from": start, "to": version, "tensors": listed}).encode()
-    head = sealed(torch.frombuffer(bytearray(line + b" " * (-len(line) % 16)), dtype=torch.uint8))
-    length = torch.frombuffer(bytearray(len(head).to_bytes(16, "little")), dtype=torch.uint8)
-    return torch.cat([length, head, *parts])
+def packed(run: str, to: int, start: int, tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor]) -> Pieces:
+    """Yield the packet from the copies, or from nothing, to the tensors, and copy these."""
+    listed = [[name, *facts(x)] for name, x in tensors.items()]
+    line = json.dumps({"format": FORMAT, "run": run, "from": start, "to": to, "tensors": listed}).encode()
+    yield from framed(sealed(torch.frombuffer(bytearray(line + b" " * (-len(line) % 16)), dtype=torch.uint8)))
+    for name, x in tensors.items():
+        new = ranges(x)
+        for part in map(changes, new, ranges(copies[name]) if copies else map(torch.zeros_like, new)):
+            yield from framed(part)
 
 
 @contextlib.contextmanager
@@ -192,14 +196,32 @@ def naming(where: str) -> Iterator[None]:
         raise ValueError(f"{where}: {error}") from None
 
 
-def contents(packet: Tensor, where: str) -> Packet:
-    """Return what a packet has; what is packed of tensors is not checked yet."""
-    at = DIGEST + int.from_bytes(bytes(packet[:16].tolist()), "little")
-    with naming(where):
-        told = json.loads(bytes(opened(packet[16:at]).tolist()))
-        sizes = [each[3] for each in told["tensors"]]
-        if sum(sizes) != len(packet) - at:
-            raise ValueError(f"a packet of {len(packet)} bytes is cut off; {at + sum(sizes)} are right")
-    names, parts = [each[0] for each in told["tensors"]], packet[at:].split(sizes)
-    listed = {each[0]: each[1:3] for each in told["tensors"]}
-    return Packet(where, told["run"], told["from"], told["to"], listed, dict(zip(names, parts, strict=True)))
+def next_packet(take: Take) -> Packet | None:
+    """Return the next packet, whose parts are still to be taken; None at the end."""
+    if (head := next_body(take)) is None:
+        return None
+    told = json.loads(bytes(opened(head).tolist()))
+    if told.get("format") != FORMAT:
+        raise ValueError("another version of baguakit has written this packet; publish a whole copy with this one")
+    return Packet(told["run"], told["from"], told["to"], {name: each for name, *each in told["tensors"]})
+
+
+def parts_of(packet: Packet, take: Take, tensors: Mapping[str, Tensor]) -> dict[str, list[Parts]]:
+    """Take all parts of a packet; check and return those of the given tensors."""
+    found: dict[str, list[Parts]] = {name: [] for name in tensors}
+    for name, (*_, count) in packet.facts.items():
+        for i in range(count):
+            if (part := next_body(take)) is None:
+                raise ValueError("the packet is cut off")
+            if (x := tensors.get(name)) is not None:
+                found[name].append(read(part.to(x.device), x, min(RANGE, x.nbytes - i * RANGE)))
+    return found
+
+
+def renew(x: Tensor, parts: list[Parts], start: int) -> None:
+    """Bring a tensor to the newer version."""
+    whole = x.contiguous()
+    for part, values in zip(parts, ranges(whole), strict=True):
+        add_(values.zero_() if start == NOTHING else values, part)
+    if whole is not x:
+        x.copy_(whole)

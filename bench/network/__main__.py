@@ -55,7 +55,7 @@ def main(words: list[str] | None = None) -> int:
         elif options.what == "versions":
             changed = Table(options.out / "network-versions.jsonl")
             failed = runs.measure(versions.cells(options.quick), changed, "bench.network.versions")
-            print(reports.of_exchanges(changed))
+            print(reports.of_versions(changed))
             return done(failed, options.out)
         elif options.what == "flows":
             divided = Table(options.out / "network-flows.jsonl")

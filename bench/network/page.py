@@ -50,7 +50,7 @@ def write(results: Path = RESULTS, page: Path = PAGE) -> Path:
         ("Several connections", flows, lambda: reports.of_flows(flows)),
         ("Programs over the backend", programs, lambda: reports.of_backend(programs)),
         ("Through the memory of the host", staged, lambda: reports.of_staged(staged)),
-        ("Weights that changed", versions, lambda: reports.of_exchanges(versions)),
+        ("Weights that changed", versions, lambda: reports.of_versions(versions)),
         ("Predictions", probes, lambda: plan.report(plan.compared(steps, probes))),
     ]
     parts = [HEAD + "".join(f"* `{task.name}`: {task.about}\n" for task in TASKS)]

@@ -35,6 +35,17 @@ def of_exchanges(table: Table) -> str:
     return aligned(rows)
 
 
+def of_versions(table: Table) -> str:
+    """Weights that changed beside their line, and what a host computes alone."""
+    alone = [("rate", "hosts", "MiB", "a host alone", "pack s", "check s", "apply s")]
+    for cell, result in table:
+        for name, r in result.items():
+            if "alone" in r:
+                times = (f"{r['alone'][part]:.3f}" for part in ("pack", "check", "apply"))
+                alone.append((cell["rate"], str(cell["hosts"]), str(cell["mib"]), name, *times))
+    return f"{of_exchanges(table)}\n\n{aligned(alone)}"
+
+
 def of_few(table: Table) -> str:
     """The compressed mean of few values beside a plain one."""
     rows = [("rate", "hosts", "values", "mean_ µs", "spread", "compressed_mean_ µs", "spread", "ratio")]

@@ -1,15 +1,20 @@
 """Weights that changed, beside a broadcast of all: `python -m bench.network versions`.
 
-    3% changed       a publisher on the first host, subscribers on the others: encode, send, check, apply
+    3% changed       a publisher on the first host, subscribers on the others: pack, send, check, apply
+      delivered      the same until the last packed byte is there, and checked, on all hosts; nothing is applied yet
     broadcast        all values, over gloo
 
 A share of the values of a bf16 tensor moves to a neighbour, as in a step of fine-tuning. A time is from the moment the
 first rank begins to the moment the last has the new values, whose digests must be equal. The line of either is what the
-first host must send once: the packed bytes, and all bytes.
+first host must send once: the packed bytes, and all bytes. The hosts share the cores of one machine: what one of them
+computes alone, while the others wait, is told beside.
 """
 
+import statistics
+import time
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -17,11 +22,15 @@ from torch import Tensor
 
 import baguakit as bk
 from baguakit.hashing import digest
+from baguakit.sync import versions
+from baguakit.sync.streams import taker
 
-from .exchanges import Task, turns
+from .exchanges import Task, told, turns
 from .train import on_every_host
 
 RATES, HOSTS, MIB, SHARES, REPEATS = ("100mbit", "500mbit"), 4, 256, (0.01, 0.03), 3
+DELIVERED = "  delivered"
+Sync = bk.sync.Publisher | bk.sync.Subscriber
 
 
 def cells(quick: bool) -> list[dict[str, Any]]:
@@ -37,8 +46,11 @@ def measure(cell: dict[str, Any]) -> dict[str, Any]:
     follows, changes = x.clone(), f"{cell['share']:.0%} changed"
     one = (bk.sync.Subscriber if comm.rank else bk.sync.Publisher)({"x": x}, comm)
     pass_on(one)
+    marks: list[tuple[float, float]] = []
     tasks = {
-        changes: Task(partial(moved, x, cell["share"], comm.rank), lambda x, _: pass_on(one), partial(equal, x)),
+        changes: Task(
+            partial(moved, x, cell["share"], comm.rank), lambda x, _: marks.append(pass_on(one)), partial(equal, x)
+        ),
         "broadcast": Task(
             partial(moved, follows, cell["share"], comm.rank),
             lambda x, _: comm.broadcast(x.view(torch.uint8)),
@@ -46,15 +58,49 @@ def measure(cell: dict[str, Any]) -> dict[str, Any]:
         ),
     }
     found = turns(comm, cell["repeats"], tasks)
+    rounds = zip(*comm.gather_objects(marks), strict=True)
+    delivered = [max(checked for _, checked in each) - min(began for began, _ in each) for each in rounds]
+    found = {changes: found[changes], DELIVERED: found[changes] | told(delivered), "broadcast": found["broadcast"]}
     log = comm.broadcast_object(None if comm.rank else list(map(len, one.place.log.values())))
-    sizes = {changes: sum(log[-cell["repeats"] :]) / cell["repeats"], "broadcast": x.nbytes}
-    most = {name: {"busiest": size, "formula": size * (1 - 1 / comm.size)} for name, size in sizes.items()}
-    return {name: found[name] | most[name] for name in tasks}
+    sizes = dict.fromkeys((changes, DELIVERED), sum(log[-cell["repeats"] :]) / cell["repeats"])
+    for name, size in (sizes | {"broadcast": x.nbytes}).items():
+        found[name] |= {"busiest": size, "formula": size * (1 - 1 / comm.size)}
+    found[changes]["alone"] = comm.broadcast_object(alone(x, cell) if comm.rank == 0 else None)
+    return found
 
 
-def pass_on(one: bk.sync.Publisher | bk.sync.Subscriber) -> None:
-    """Publish on the first host, update on the others."""
-    one.publish() if isinstance(one, bk.sync.Publisher) else one.update()
+def pass_on(one: Sync) -> tuple[float, float]:
+    """Publish on the first host, update on the others; return when it began, and when nothing was left but to apply."""
+    began, checked = time.perf_counter(), []
+
+    def renew(*arguments: Any) -> None:
+        checked.append(time.perf_counter())
+        apply(*arguments)
+
+    apply = versions.renew
+    with mock.patch.object(versions, "renew", renew):
+        one.publish() if isinstance(one, bk.sync.Publisher) else one.update()
+    return began, min(checked, default=time.perf_counter())
+
+
+def alone(x: Tensor, cell: dict[str, Any]) -> dict[str, float]:
+    """Return the medians of the seconds that this host takes to pack, check and apply, while the others wait."""
+    seconds: dict[str, list[float]] = {"pack": [], "check": [], "apply": []}
+    here, there = {"x": x.clone()}, {"x": x.clone()}
+    for _ in range(cell["repeats"]):
+        moved(x, cell["share"], 0)
+        times = [time.perf_counter()]
+        take = taker(list(versions.packed("", 1, 0, {"x": x}, here)))
+        times.append(time.perf_counter())
+        parts = versions.parts_of(versions.next_packet(take), take, there)
+        times.append(time.perf_counter())
+        versions.renew(there["x"], parts["x"], 0)
+        times.append(time.perf_counter())
+        if not torch.equal(there["x"], x):
+            raise AssertionError("what was applied is not what was packed: not timed")
+        for name, before, after in zip(seconds, times, times[1:], strict=False):
+            seconds[name].append(after - before)
+    return {name: statistics.median(each) for name, each in seconds.items()}
 
 
 def moved(x: Tensor, share: float, rank: int) -> Tensor:

@@ -100,7 +100,7 @@ def test_what_is_known_to_lose_is_said_once(expression, n, sentence):
     made = eval(expression, vars(bk.algorithms) | {"BySpeed": bk.BySpeed, "torch": torch})
     found = known_losses(made.rules, n)
     assert len(found) == (sentence is not None) and all(each.startswith(sentence) for each in found)
-    assert not known_losses(made.rules, n, muon=True)
+    assert not known_losses(made.rules, n, adam=False)
 
 
 def test_attach_and_plan_say_what_is_known_to_lose():
@@ -109,9 +109,10 @@ def test_attach_and_plan_say_what_is_known_to_lose():
         muon = torch.optim.Muon([p for p in model.parameters() if p.dim() == 2], lr=0.1)
         adam = torch.optim.AdamW([p for p in model.parameters() if p.dim() != 2], lr=0.1)
         bk.attach(model, [muon, adam], rule).detach()
+        bk.attach(model, sgd(model.parameters()), rule).detach()
         with warnings.catch_warnings(record=True) as told:
             warnings.simplefilter("always")
-            bk.attach(model, sgd(model.parameters()), rule).detach()
+            bk.attach(model, torch.optim.AdamW(model.parameters()), rule).detach()
         network = bk.tune.describe(n, 1, between=1e7, within=1e9)
         plan = bk.tune.plan(model, network=network, step_seconds=0.1, algorithms=[rule])
         return [str(each.message) for each in told], "is long for 2 ranks" in str(plan)
@@ -123,10 +124,16 @@ def test_attach_and_plan_say_what_is_known_to_lose():
 
 def test_the_outer_momentum_follows_the_ranks():
     """lr / (1 − μ) = √n, but for rounding and at both ends; a number stays what it is."""
-    rule = bk.algorithms.diloco()
+    Described, rule = bk.tune.planning.Described, bk.algorithms.diloco()
     for n, mu in ((1, 0.2), (2, 0.43), (4, 0.6), (8, 0.72), (16, 0.8), (64, 0.9), (4096, 0.9)):
-        assert rule.stage._on(n) == OuterStep(torch.optim.SGD, lr=0.8, momentum=mu, nesterov=True)
-    assert OuterStep(torch.optim.SGD, lr=1.5, momentum=None)._on(1)._on(16).options[1] == ("momentum", 0.1)
+        assert rule.stage._on(Described(n)) == OuterStep(torch.optim.SGD, lr=0.8, momentum=mu, nesterov=True)
+    assert OuterStep(torch.optim.SGD, lr=1.5, momentum=None)._on(Described(1))._on(Described(16)).options[1] == (
+        "momentum",
+        0.1,
+    )
+
+    inside = OuterStep(torch.optim.SGD, lr=0.8, momentum=0.6, nesterov=True)
+    assert bk.hierarchical(rule).stage._on(Described(8, 2)) == bk.stages.Hierarchical(inside)
 
     def run():
         model = net()

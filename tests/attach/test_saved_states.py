@@ -4,7 +4,6 @@
 """
 
 import sys
-import warnings
 from pathlib import Path
 
 import pytest
@@ -49,7 +48,6 @@ def algorithms(bk):
 def saved(make, state=None):
     """Train for some steps, or load a state, and return the state."""
     model, optimizer = net_and_sgd()
-    warnings.filterwarnings("ignore", "an outer step with lr=0.7")
     with bk.attach(model, optimizer, algorithms(bk)[make], bucket_bytes=300) as att:
         if state is not None:
             att.load_state_dict(state[dist.get_rank()])

@@ -184,3 +184,18 @@ def test_after_a_version_that_could_not_be_written_comes_a_whole_copy(tmp_path, 
     assert publisher.publish() == 2
     assert follower.update() == 2
     assert same(state(served), state(trained))
+
+
+def test_packets_of_an_earlier_format_are_refused_until_a_whole_copy_comes(tmp_path, monkeypatch):
+    trained, served = model(), model(1)
+    with monkeypatch.context() as earlier:
+        earlier.setattr("baguakit.sync.versions.FORMAT", 1)
+        publisher = bk.sync.Publisher(trained, tmp_path)
+        publisher.publish()
+    follower = bk.sync.Subscriber(served, tmp_path)
+    with pytest.raises(ValueError, match="another version of baguakit has written this packet"):
+        follower.update()
+    del publisher
+    bk.sync.Publisher(trained, tmp_path).publish()
+    assert follower.update() == 1
+    assert same(state(served), state(trained))

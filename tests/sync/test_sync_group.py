@@ -94,3 +94,50 @@ def test_the_version_of_another_publisher_is_none():
         return all(torch.equal(mine[name], there[name]) for name in mine)
 
     assert ranks(2, run) == [True] * 2
+
+
+def test_tensors_of_many_parts_and_streams_of_many_messages():
+    """Parts, messages, and messages on their way are so small here that all of them are many."""
+
+    def run():
+        small = pytest.MonkeyPatch()
+        small.setattr("baguakit.sync.versions.RANGE", 1 << 15)
+        small.setattr("baguakit.sync.groups.PIECE", 1000)
+        small.setattr("baguakit.sync.groups.MOST", 3)
+        comm = bk.Comm()
+        mine = {"w": torch.zeros(90_000), "z": torch.zeros(70, 300, dtype=torch.complex128).t(), "e": torch.zeros(0, 3)}
+        one = bk.sync.Publisher(mine, comm, keep=9) if comm.rank == 0 else bk.sync.Subscriber(mine, comm)
+        for i in range(3):
+            there = torch.arange(90_000.0) % (7 + i)
+            if comm.rank == 0:
+                mine["w"].copy_(there)
+                mine["z"].fill_(1j + i)
+            one.publish() if comm.rank == 0 else one.update()
+            assert torch.equal(mine["w"], there)
+            assert bool((mine["z"] == 1j + i).all())
+        small.undo()
+        return one.version
+
+    assert ranks(3, run) == [2, 2, 2]
+
+
+def test_who_cannot_take_a_packet_passes_it_on_and_takes_the_next():
+    def run():
+        comm = bk.Comm()
+        mine = {"w": torch.zeros(900_000)}
+        if comm.rank == 1:
+            mine["more"] = torch.zeros(1)
+        one = bk.sync.Publisher(mine, comm) if comm.rank == 0 else bk.sync.Subscriber(mine, comm)
+        for i in range(2):
+            if comm.rank == 0:
+                mine["w"] += torch.arange(900_000) % 3
+            if comm.rank == 1 and i == 0:
+                with pytest.raises(ValueError, match="from rank 0: 'more' is not published"):
+                    one.update()
+                assert not mine["w"].any()
+                del one.tensors["more"]
+            else:
+                one.publish() if comm.rank == 0 else one.update()
+        return torch.equal(mine["w"], 2.0 * (torch.arange(900_000) % 3))
+
+    assert ranks(3, run) == [True] * 3

@@ -26,6 +26,44 @@ INLINE int spread(uint64_t some, int first, uint16_t *restrict places, int m)
 }
 #endif
 
+/* What is packed of a block: `count` places of m numbers of w bytes, or all of them. */
+typedef struct { int m, w, count, all; const uint8_t *planes; uint16_t places[BLOCK + 64]; } Found;
+
+/* Find what is packed of a block of n values. A place beyond it, which no encoder writes, ends them. */
+static void find_packed(int n, int32_t head, const uint8_t *part, Found *f)
+{
+    int m = head & 0xffff, kind = head >> 20, count = 0;
+    f->m = m, f->w = head >> 16 & 15, f->all = kind == ALL && m == n, f->planes = part;
+    if (kind == LINES) {
+        for (int line = 0; line < BLOCK / LINE; line++) {
+            const uint8_t *in_line = part + BLOCK / LINE + count;
+            int here = (int)least(m - count, part[line]);
+#ifdef __AVX512VBMI2__
+            for (int k = 0; k < here; k += 32) {
+                __m256i some = _mm256_maskz_loadu_epi8(_bzhi_u32(~0u, (uint32_t)(here - k)), in_line + k);
+                __m512i places = _mm512_add_epi16(_mm512_cvtepu8_epi16(some), _mm512_set1_epi16((short)(line * LINE)));
+                _mm512_storeu_si512(f->places + count + k, places);
+            }
+#else
+            for (int k = 0; k < here; k++) f->places[count + k] = (uint16_t)(line * LINE + in_line[k]);
+#endif
+            count += here;
+        }
+        f->planes += BLOCK / LINE + m;
+    } else if (kind == BITMAP) {
+        for (int i = 0; i < BLOCK; i += 64) {
+            uint64_t some;
+            memcpy(&some, part + i / 8, 8);
+            count = spread(some, i, f->places, count);
+        }
+        count = (int)least(m, count);
+        f->planes += BLOCK / 8;
+    }
+    f->count = count;
+    for (int k = 0; k < f->count && n < BLOCK; k++)
+        if (f->places[k] >= n) f->count = k;
+}
+
 #define JOINED(a, bits, b) a##bits##b
 #define JOIN(a, bits, b) JOINED(a, bits, b)
 #define NAMED(f) JOIN(f, BITS, )
@@ -73,17 +111,31 @@ void changes_encode(const Encode *c)
         memmove(c->slots + c->ends[0], c->slots + i * SPAN * BLOCK * c->size, c->ends[i]);
 }
 
-typedef void Adder(void *x, int n, int32_t head, const uint8_t *part);
+typedef void Adder(void *x, const Found *f);
 typedef struct { uint8_t *x; const int32_t *heads; const i64 *starts; const uint8_t *packed; i64 n, size, threads; } Add;
 
+enum { FEW = 150 }; /* changed values of a block: of more, the processor fetches the lines by itself */
+
+/* Memory takes long to answer, so the places of a block are found, and fetched, before the block before it is done. */
 static void add_span(const void *context, i64 i)
 {
     const Add *c = context;
     Adder *add = c->size == 1 ? add8 : c->size == 2 ? add16 : c->size == 4 ? add32 : add64;
-    for (i64 first = i * SPAN * BLOCK; first < least(c->n, (i + 1) * SPAN * BLOCK); first += BLOCK)
-        if (c->heads[first / BLOCK])
-            add(c->x + first * c->size, (int)least(BLOCK, c->n - first), c->heads[first / BLOCK],
-                c->packed + c->starts[first / BLOCK]);
+    Found found[2];
+    uint8_t *before = NULL;
+    int k = 0;
+    for (i64 first = i * SPAN * BLOCK; first < least(c->n, (i + 1) * SPAN * BLOCK); first += BLOCK) {
+        int32_t head = c->heads[first / BLOCK];
+        if (!head) continue;
+        Found *here = &found[k];
+        uint8_t *x = c->x + first * c->size;
+        find_packed((int)least(BLOCK, c->n - first), head, c->packed + c->starts[first / BLOCK], here);
+        for (int j = 0; j < here->count && here->count <= FEW; j++) __builtin_prefetch(x + here->places[j] * c->size, 1);
+        k = 1 - k;
+        if (before) add(before, &found[k]);
+        before = x;
+    }
+    if (before) add(before, &found[1 - k]);
 }
 
 void changes_add(const Add *c) { parallel(add_span, c, spans_of(c->n), c->threads); }

@@ -32,7 +32,8 @@ static int32_t NAMED(encode)(const void *from, void *to, int n, uint8_t **end)
 {
     _Alignas(64) uint64_t bits[BLOCK / 64];
     uint16_t places[BLOCK + 64];
-    _Alignas(64) DIFFERENCE d[BLOCK];
+    _Alignas(64) DIFFERENCE d[BLOCK + 64];
+    uint8_t bytes[BLOCK + 64];
     const WORD *new = from;
     WORD *old = to;
     int counts[BLOCK / LINE], m = 0, w = 1, most = 0;
@@ -56,7 +57,9 @@ static int32_t NAMED(encode)(const void *from, void *to, int n, uint8_t **end)
             old[at] = new[at];
         }
     DIFFERENCE largest = 0;
-    for (int i = 0; i < told; i++) largest |= d[i] ^ (d[i] < 0 ? -1 : 0);
+    memset(d + told, 0, 64 * sizeof d[0]); /* so loops may run in whole vectors */
+    for (int k = 0; k < told; k += 64)
+        for (int i = k; i < k + 64; i++) largest |= d[i] ^ (d[i] < 0 ? -1 : 0);
     while (w < (int)sizeof(WORD) && largest >> (8 * w - 1)) w++;
     int kind = LINES, length = 16 + m * (1 + w);
     if (most == LINE || BLOCK / 8 + m * w < length) kind = BITMAP, length = BLOCK / 8 + m * w;
@@ -64,62 +67,48 @@ static int32_t NAMED(encode)(const void *from, void *to, int n, uint8_t **end)
     uint8_t *restrict out = *end;
     if (kind == LINES) {
         for (int line = 0; line < BLOCK / LINE; line++) *out++ = (uint8_t)counts[line];
-        for (int k = 0; k < m; k++) *out++ = (uint8_t)places[k];
+        for (int k = 0; k < m; k += 64)
+            for (int i = k; i < k + 64; i++) bytes[i] = (uint8_t)places[i];
+        memcpy(out, bytes, m);
+        out += m;
     } else if (kind == BITMAP) {
         memcpy(out, bits, BLOCK / 8);
         out += BLOCK / 8;
     }
     if (kind != ALL && dense) /* only now: what is packed of a block that has all is not moved */
         for (int k = 0; k < m; k++) d[k] = d[places[k]];
-    for (int byte = 0; byte < w; byte++, out += m)
-        for (int i = 0; i < m; i++) out[i] = (uint8_t)(d[i] >> 8 * byte);
+    for (int byte = 0; byte < w; byte++, out += m) {
+        for (int k = 0; k < m; k += 64)
+            for (int i = k; i < k + 64; i++) bytes[i] = (uint8_t)(d[i] >> 8 * byte);
+        memcpy(out, bytes, m);
+    }
     if (dense) memcpy(old, new, n * sizeof(WORD));
     *end = out;
     return m + (w << 16) + (kind << 20);
 }
 
 /* Return the k-th of m signed numbers of w bytes; w is a constant where this is inlined. */
-INLINE DIFFERENCE NAMED(told)(const uint8_t *planes, int m, int k, int w)
+INLINE UNSIGNED NAMED(told)(const uint8_t *planes, int m, int k, int w)
 {
     UNSIGNED d = 0;
     for (int byte = 0; byte < w; byte++) d |= (UNSIGNED)planes[byte * m + k] << 8 * byte;
-    return (DIFFERENCE)(d << 8 * ((int)sizeof d - w)) >> 8 * ((int)sizeof d - w);
+    int rest = 8 * ((int)sizeof d - w);
+    return (UNSIGNED)((DIFFERENCE)(d << rest) >> rest);
 }
 
-INLINE void NAMED(add_told)(WORD *x, int n, int m, const uint16_t *places, int count, const uint8_t *planes, int w)
+INLINE void NAMED(add_told)(WORD *x, const Found *f, int w)
 {
-    if (!places)
-        for (int i = 0; i < n; i++) x[i] = (WORD)((UNSIGNED)x[i] + (UNSIGNED)NAMED(told)(planes, n, i, w));
+    if (f->all)
+        for (int i = 0; i < f->m; i++) x[i] = (WORD)((UNSIGNED)x[i] + NAMED(told)(f->planes, f->m, i, w));
     else
-        for (int k = 0; k < count; k++)
-            if (places[k] < n) x[places[k]] = (WORD)((UNSIGNED)x[places[k]] + (UNSIGNED)NAMED(told)(planes, m, k, w));
+        for (int k = 0; k < f->count; k++)
+            x[f->places[k]] = (WORD)((UNSIGNED)x[f->places[k]] + NAMED(told)(f->planes, f->m, k, w));
 }
 
-/* Add the d of a block of n values. Places beyond it, which no encoder writes, are left out. */
-static void NAMED(add)(void *x, int n, int32_t head, const uint8_t *part)
+/* Add the d of a block. */
+static void NAMED(add)(void *x, const Found *f)
 {
-    uint16_t found[BLOCK + 64];
-    const uint16_t *places = found;
-    const uint8_t *planes = part;
-    int m = head & 0xffff, w = head >> 16 & 15, kind = head >> 20, count = 0;
-    if (kind == LINES) {
-        planes += BLOCK / LINE + m;
-        for (int line = 0; line < BLOCK / LINE; line++)
-            for (int stop = (int)least(m, count + part[line]); count < stop; count++)
-                found[count] = (uint16_t)(line * LINE + part[BLOCK / LINE + count]);
-    } else if (kind == BITMAP) {
-        planes += BLOCK / 8;
-        for (int i = 0; i < BLOCK; i += 64) {
-            uint64_t some;
-            memcpy(&some, part + i / 8, 8);
-            count = spread(some, i, found, count);
-        }
-        count = (int)least(m, count);
-    } else if (m == n)
-        places = NULL;
-    else
-        return;
-    if (w == 1) NAMED(add_told)(x, n, m, places, count, planes, 1);
-    else if (w == 2) NAMED(add_told)(x, n, m, places, count, planes, 2);
-    else NAMED(add_told)(x, n, m, places, count, planes, w);
+    if (f->w == 1) NAMED(add_told)(x, f, 1);
+    else if (f->w == 2) NAMED(add_told)(x, f, 2);
+    else NAMED(add_told)(x, f, f->w);
 }

@@ -1,0 +1,54 @@
+"""A packet as a stream of bytes: bodies behind their lengths, which are read in whatever pieces they come.
+
+bytes      what
+0 – 15     n, the length of the body, as an integer, lowest byte first
+16 –       n bytes
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+LENGTH = 16  # bytes
+Pieces = Iterator[Tensor]  # bytes, together a packet
+Take = Callable[[int], Tensor]  # the next so many bytes, or as many as are left
+
+
+def framed(body: Tensor) -> tuple[Tensor, Tensor]:
+    return number(len(body), LENGTH), body.cpu()
+
+
+def next_body(take: Take) -> Tensor | None:
+    """Return the next body, None at the end; raise a ValueError if it is cut off."""
+    length = take(LENGTH)
+    body = take(integer_of(length))
+    if len(length) % LENGTH or len(body) < integer_of(length):
+        raise ValueError("the packet is cut off")
+    return body if len(length) else None
+
+
+def taker(pieces: Iterable[Tensor]) -> Take:
+    """Return a function that takes bytes from pieces of any lengths, which it asks for only when it needs them."""
+    left, rest = iter(pieces), torch.empty(0, dtype=torch.uint8)
+
+    def take(n: int) -> Tensor:
+        nonlocal rest
+        held = [rest]
+        count = len(rest)
+        while count < n and (piece := next(left, None)) is not None:
+            held.append(piece)
+            count += len(piece)
+        whole = torch.cat(held) if len(held) > 1 else rest
+        rest = whole[min(n, count) :]
+        return whole[: min(n, count)]
+
+    return take
+
+
+def number(n: int, bytes: int) -> Tensor:
+    return torch.frombuffer(bytearray(n.to_bytes(bytes, "little")), dtype=torch.uint8)
+
+
+def integer_of(x: Tensor) -> int:
+    return int.from_bytes(bytes(x.tolist()), "little")
