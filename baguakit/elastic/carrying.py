@@ -97,6 +97,11 @@ class Carrying:
                 runner.to_average = []
 
         engine.together("the means of what all ranks remember", average)
+        free = [each for each in engine.runners if each.rule.window == "free_running" and each.rule.stage.anchored]
+        for runner in free if engine.runtime.comm.rank not in self.holders else ():
+            for bucket, state in zip(runner.buckets, runner.states, strict=True):  # its peer's progress is not its own
+                bucket.flat.copy_(state["anchor"])
+                bucket.store("data")
         engine.resume(kept["step"])
 
 

@@ -168,7 +168,8 @@ def train(end: Any, store: str, name: str, algorithm: str, options: dict[str, An
                     READY.now = order[1]
                 elif order[0] == "round":  # of a free-running rule: its number, its anchor, and whether it flies
                     runner = att._life.free.paces[0].runner
-                    anchor = torch.cat([state["anchor"] for state in runner.states])
+                    held = att.state_dict()["rules"]["0"]["parameters"]
+                    anchor = torch.cat([held[name]["anchor"].flatten() for name, _ in model.named_parameters()])
                     end.send(("round", (runner.round, anchor, bool(runner.air))))
                 elif order[0] == "leave":
                     att.leave()

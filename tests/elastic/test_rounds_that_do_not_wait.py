@@ -75,9 +75,10 @@ def test_a_rank_that_dies_between_rounds_costs_nobody_anything(quorum, killed):
         here += ranks.start("d")
         for each in here:
             each.tell("gather", 3)
-        for each in here:
-            each.hear("stepped")
+        new = [each.hear("stepped") for each in here][2]
         torch.testing.assert_close(alike(rounds_of(here)), anchor, rtol=1e-6, atol=0)  # 3/2 of each of 2, over 3
+        made = trained("d", anchor, new["present"])  # from the anchor on
+        torch.testing.assert_close(new["weights"], made, rtol=1e-5, atol=1e-6)
         for ready in (here, here[1:], here):
             moved = alike(one_round(here, ready if quorum else here))
             assert not torch.equal(moved, anchor)
