@@ -22,7 +22,7 @@ from ..comm.addresses import family_of, own_address
 from .memory import Edge, Memory, Side
 from .messages import BUSY, DONE, GONE, PING, Message
 
-HEAD = struct.Struct("<BqqddBq")
+HEAD = struct.Struct("<Bqqddq")
 PAUSE = 0.05  # seconds between two attempts to connect
 _sockets: WeakSet[socket.socket] = WeakSet()
 
@@ -62,11 +62,10 @@ class Line:
             self.socket.sendall(payload.numpy().data)
 
     def receive(self) -> Message:
-        head = HEAD.unpack(self._bytes(HEAD.size).numpy().data)
-        if head[-1] not in self.sizes:
-            raise ConnectionError(f"a message of {head[-1]} bytes came")
-        kind, number, calls, weight, p, wide, size = head
-        return Message(kind, number, calls, weight, p, bool(wide), self._bytes(size) if size else None)
+        *head, size = HEAD.unpack(self._bytes(HEAD.size).numpy().data)
+        if size not in self.sizes:
+            raise ConnectionError(f"a message of {size} bytes came")
+        return Message(*head)._replace(payload=self._bytes(size) if size else None)
 
     def _bytes(self, count: int) -> torch.Tensor:
         landed = torch.empty(count, dtype=torch.uint8)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
-from .messages import ADD, DONE, FREE, GET, GONE, LOCK, PUT, UNLOCK, Ask, Data, Format, Message, Replica
+from .messages import ADD, DONE, FREE, GET, GONE, LOCK, PUT, UNLOCK, Format, Message, Replica, Request
 
 
 class Side:
@@ -41,12 +41,8 @@ class Memory:
 
     def answer(self, peer: int, asked: Message, side: Side, busy: Callable[[], None] = lambda: None) -> Message:
         """Do what `peer` asks, and return the answer; call `busy` each second while the peer waits for the mutex."""
-        if asked.kind in (PUT, ADD):
-            assert asked.payload is not None
-            if asked.kind == PUT:
-                x = side.puts.unpack(asked.payload, asked.wide)
-            else:
-                x = self.format.unpack(asked.payload, asked.wide)
+        if asked.payload is not None:
+            x = (side.puts if asked.kind == PUT else self.format).unpack(asked.payload)
             with self.changed:
                 if peer in self.lost:
                     return Message(GONE)
@@ -114,34 +110,32 @@ class Edge:
 
     def __init__(self, memory: Memory, peer: int) -> None:
         self.memory, self.peer, self.changed = memory, peer, memory.changed
-        self.waiting: Data | None = None
-        self.flying: Data | Ask | None = None
-        self.asks: deque[Ask] = deque()
+        self.waiting: Request | None = None
+        self.flying: Request | None = None
+        self.asks: deque[Request] = deque()
         self.number = 0  # of the latest message with values
         self.left: Tensor | None = None  # what compression has lost, and the next add sends
 
     @property
     def pending(self) -> int:
         """The number of calls that the peer has not answered."""
-        data = [each.count for each in (self.waiting, self.flying) if isinstance(each, Data)]
-        return sum(data) + len(self.asks) + isinstance(self.flying, Ask)
+        return sum(each.count for each in (self.waiting, self.flying, *self.asks) if each is not None)
 
-    def send(self, data: Data) -> None:
+    def ask(self, kind: int, weight: float = 1.0, p: float = 0.0, x: Tensor | None = None) -> Request:
+        asked = Request(kind, weight, p, x)
         with self.changed:
-            if self.peer not in self.memory.lost:
-                before, wide = self.waiting, self.memory.format.wide
-                self.waiting = data if before is None else before.then(data, wide)
-                self.changed.notify_all()
-            elif data.kind == ADD:
-                self.memory.give_back(data.x, data.weight, data.p)
-
-    def ask(self, kind: int, weight: float = 1.0) -> Ask:
-        asked = Ask(kind, weight)
-        with self.changed:
-            if self.peer not in self.memory.lost:
+            if self.peer in self.memory.lost:
+                self.give_back(asked)
+            elif x is None:
                 self.asks.append(asked)
-                self.changed.notify_all()
+            else:
+                self.waiting = asked if self.waiting is None else self.waiting.then(asked, self.memory.format.wide)
+            self.changed.notify_all()
         return asked
+
+    def give_back(self, each: Request | None) -> None:
+        if each is not None and each.kind == ADD and each.x is not None:
+            self.memory.give_back(each.x, each.weight, each.p)
 
     def take(self) -> bool:
         """Make the next request the one under way; return False if there is none."""
@@ -155,12 +149,11 @@ class Edge:
     def packed(self, side: Side) -> Message | None:
         """Return the request under way, for a connection; None if the edge was dropped."""
         now = self.flying
-        if now is None or isinstance(now, Ask):
+        if now is None or now.x is None:
             return None if now is None else Message(now.kind, self.number)
         if now.kind == ADD:
-            return self.memory.format.pack_sum(now, self.left, self.number)
-        wide = now.x.dtype != self.memory.format.dtype
-        return Message(PUT, self.number, now.count, now.weight, now.p, wide, side.puts.pack(now.x, self.number))
+            return self.memory.format.pack_sum(now, now.x, self.left, self.number)
+        return Message(PUT, self.number, now.count, now.weight, now.p, side.puts.pack(now.x, self.number))
 
     def done(self, answer: Message, side: Side) -> None:
         """Take the answer to the request under way."""
@@ -170,12 +163,11 @@ class Edge:
             if self.peer in self.memory.lost:
                 return
             self.flying = None
-            if isinstance(asked, Ask):
+            if asked is not None:
                 asked.answer = answer
+                self.left = self.left if asked.lost is None else asked.lost
                 if x is not None and self.peer in self.memory.buffers:
                     self.memory.take(self.peer, Message(PUT, 0, 1, asked.weight, asked.weight * answer.p), x)
-            elif asked is not None and asked.lost is not None:
-                self.left = asked.lost
             self.changed.notify_all()
 
     def drop(self, why: str) -> None:
@@ -184,9 +176,8 @@ class Edge:
             if self.peer in self.memory.lost:
                 return
             self.memory.lost[self.peer] = why
-            for each in (self.flying, self.waiting):
-                if isinstance(each, Data) and each.kind == ADD:
-                    self.memory.give_back(each.x, each.weight, each.p)
+            self.give_back(self.flying)
+            self.give_back(self.waiting)
             if self.left is not None:
                 self.memory.give_back(self.left, 1.0, 0.0)
             self.waiting = self.flying = self.left = None

@@ -34,37 +34,28 @@ class Message(NamedTuple):
     calls: int = 0  # that became this message
     weight: float = 1.0  # of the values
     p: float = 0.0  # the push-sum weight, times the weights of the calls
-    wide: bool = False  # whether exact values are in the dtype of sums, not in that of the tensors
     payload: Tensor | None = None  # bytes
 
 
 @dataclass
-class Data:
-    """Values to send. The tensor is never written to."""
-
-    kind: int
-    x: Tensor
-    weight: float
-    p: float
-    count: int = 1
-    lost: Tensor | None = None  # the new error of the compression
-
-    def then(self, later: "Data", wide: torch.dtype) -> "Data":
-        """Return the values that have the effect of these, and of `later` ones after them."""
-        count = self.count + later.count
-        if later.kind == PUT:
-            return Data(PUT, later.x, later.weight, later.p, count)
-        x = torch.add(self.x.to(wide) * self.weight, later.x.to(wide), alpha=later.weight)
-        return Data(self.kind, x, 1.0, self.p + later.p, count)
-
-
-@dataclass
-class Ask:
-    """A request without values: `answer` is set when the peer has answered."""
+class Request:
+    """A request to send: a put or an add of values, or one without values."""
 
     kind: int
     weight: float = 1.0
-    answer: Message | None = None
+    p: float = 0.0
+    x: Tensor | None = None  # never written to
+    count: int = 1  # of calls
+    lost: Tensor | None = None  # the new error of the compression
+    answer: Message | None = None  # once the peer has answered
+
+    def then(self, later: "Request", wide: torch.dtype) -> "Request":
+        """Return the request that has the effect of this one, and of a `later` one with values after it."""
+        count = self.count + later.count
+        if later.kind == PUT or self.x is None or later.x is None:
+            return Request(PUT, later.weight, later.p, later.x, count)
+        x = torch.add(self.x.to(wide) * self.weight, later.x.to(wide), alpha=later.weight)
+        return Request(self.kind, 1.0, self.p + later.p, x, count)
 
 
 class Format(NamedTuple):
@@ -81,22 +72,22 @@ class Format(NamedTuple):
         exact = {self.n * self.dtype.itemsize, self.n * self.wide.itemsize}
         return {0} | (exact if self.compressor is None else {self.compressor.row_bytes(self.n)})
 
-    def pack_sum(self, data: Data, before: Tensor | None, number: int) -> Message:
-        """Return the message that adds values, and set `data.lost`; `before` is what earlier messages have lost."""
+    def pack_sum(self, data: Request, x: Tensor, before: Tensor | None, number: int) -> Message:
+        """Return the message that adds x, and set `data.lost`; `before` is what earlier messages have lost."""
         if (c := self.compressor) is None:
-            wide = data.x.dtype != self.dtype
-            return Message(ADD, number, data.count, data.weight, data.p, wide, bytes_of(data.x))
-        x = data.x.float().mul(data.weight).view(1, -1)
+            return Message(ADD, number, data.count, data.weight, data.p, bytes_of(x))
+        x = x.float().mul(data.weight).view(1, -1)
         x = x if before is None else x + before
         lost = torch.empty_like(x)
         packed = c.compress(x, lost, key_of(number, self.rank))
         data.lost = lost if bool(torch.isfinite(lost).all()) else torch.zeros_like(lost)
-        return Message(ADD, number, data.count, 1.0, data.p, payload=packed[0])
+        return Message(ADD, number, data.count, 1.0, data.p, packed[0])
 
-    def unpack(self, packed: Tensor, wide: bool) -> Tensor:
-        """Return values in the dtype of sums."""
+    def unpack(self, packed: Tensor) -> Tensor:
+        """Return values in the dtype of sums; exact ones have come in it or, if they take fewer bytes, in their own."""
         if self.compressor is None:
-            return packed.view(self.wide if wide else self.dtype).to(self.wide)
+            exact = self.wide if len(packed) == self.n * self.wide.itemsize else self.dtype
+            return packed.view(exact).to(self.wide)
         return self.compressor.decompress(packed.view(1, -1), self.n).view(-1).to(self.wide)
 
 
@@ -114,10 +105,10 @@ class Replica:
         self._follow(packed)
         return packed[0]
 
-    def unpack(self, packed: Tensor, wide: bool = False) -> Tensor:
+    def unpack(self, packed: Tensor) -> Tensor:
         """Return the values in the dtype of sums."""
         if self.format.compressor is None:
-            return self.format.unpack(packed, wide)
+            return self.format.unpack(packed)
         return self._follow(packed.view(1, -1)).view(-1).to(self.format.wide)
 
     def _follow(self, packed: Tensor) -> Tensor:

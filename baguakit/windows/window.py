@@ -20,7 +20,7 @@ from ..topology import Topology
 from ..topology.chosen import weights_in
 from .links import Links
 from .memory import Memory
-from .messages import ADD, FREE, GET, LOCK, PING, PUT, UNLOCK, Data, Format
+from .messages import ADD, FREE, GET, LOCK, PING, PUT, UNLOCK, Format
 
 Tensors = Tensor | Sequence[Tensor]
 Weights = Mapping[int, float] | Iterable[int] | None
@@ -306,7 +306,7 @@ class Window:
     def _send(self, kind: int, x: Tensor, p: float, dst_weights: Weights, wait: bool) -> None:
         weights = self._weights("dst_weights", dst_weights, self._row[2], "which does not hear this rank")
         for peer, weight in weights.items():
-            self._links.edges[peer].send(Data(kind, x, weight, weight * p))
+            self._links.edges[peer].ask(kind, weight, weight * p, x)
         self.wait() if wait else None
 
     def _weights(self, name: str, given: Any, peers: Iterable[int], wrong: str) -> dict[int, float]:
@@ -356,8 +356,8 @@ def floats(name: str, given: Any) -> list[Tensor]:
     """Return the tensors of an argument; raise unless there are some, of dtypes that can be mixed."""
     words = "a tensor or a list of tensors"
     listed = [given] if isinstance(given, Tensor) else several(name, given, words, ordered=True)
-    if not listed:
-        raise ValueError(message(name, "a tensor, or a list of at least one", given))
     for each in listed:
         check_dtype(name, tensor(name, each).dtype)
+    if not sum(each.numel() for each in listed):
+        raise ValueError(message(name, "a tensor or a list of them, with at least one value", given))
     return listed

@@ -1,5 +1,6 @@
 """Asynchronous gossip and push-sum: their means, and ranks that stop, end, or make other numbers of steps."""
 
+import contextlib
 import os
 import threading
 import time
@@ -111,6 +112,50 @@ def test_nobody_waits_for_a_rank_that_waits_for_all(algorithm):
         return True
 
     assert ranks(4, run) == [True] * 4
+
+
+NOISE, FEATURES, ROWS = 0.1, 8, 64
+
+
+def regressed(algorithm, optimizer):
+    """Fit a line to noisy values, of which each rank has some; return its error on all, over the noise's variance.
+
+    With SGD, what a rank has tells next to nothing of two of the features.
+    """
+    comm = bk.Comm()
+    draw = torch.Generator().manual_seed(1)
+    truth = torch.randn(FEATURES, 1, generator=draw, dtype=torch.float64)
+    inputs = torch.randn(comm.size, ROWS, FEATURES, generator=draw, dtype=torch.float64)
+    for r in range(comm.size) if optimizer == "SGD" else ():  # Adam would not weigh them by their gradients
+        inputs[r, :, [2 * r % FEATURES, (2 * r + 1) % FEATURES]] *= 0.01
+    values = inputs @ truth + NOISE * torch.randn(comm.size, ROWS, 1, generator=draw, dtype=torch.float64)
+    model = nn.Linear(FEATURES, 1, bias=False, dtype=torch.float64)
+    made_optimizer = getattr(torch.optim, optimizer)(model.parameters(), lr=0.05)
+    rate = torch.optim.lr_scheduler.LinearLR(made_optimizer, 1, 0.02, 400)
+    with bk.attach(model, made_optimizer, algorithm) if algorithm else contextlib.nullcontext():
+        for step in range(400):
+            made_optimizer.zero_grad()
+            (model(inputs[comm.rank]) - values[comm.rank]).square().mean().backward()
+            made_optimizer.step()
+            rate.step()
+            if step % 10 == 9:
+                dist.barrier()
+        with torch.no_grad():
+            return float((model(inputs.view(-1, FEATURES)) - values.view(-1, 1)).square().mean()) / NOISE**2
+
+
+@pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
+@pytest.mark.parametrize(
+    "algorithm", ["async_gossip()", "async_gossip(every=4)", "async_push_sum()", "async_push_sum(Exponential())"]
+)
+def test_they_come_to_the_noise_floor(algorithm, optimizer):
+    """As BlueFog's window optimizers must: each rank's error is at most half more than the variance of the noise."""
+    for error in ranks(4, lambda: regressed(made(algorithm), optimizer)):
+        assert error < 1.5
+
+
+def test_no_rank_comes_there_alone():
+    assert min(ranks(4, regressed, None, "SGD")) > 5
 
 
 def one_ends(algorithm):

@@ -1,4 +1,4 @@
-"""Asynchronous push-sum on windows in one process: its mass, also when a rank is killed, and ranks of unequal speed."""
+"""Asynchronous gossip and push-sum on windows in one process: mass, ends, and ranks of unequal speed."""
 
 import random
 
@@ -8,7 +8,7 @@ from post import Connection, deliver_all, windows
 
 from baguakit.algorithms.asynchronous import LEAST, WindowMean, WindowPushSum
 from baguakit.topology import Exponential, FromDigraph, Ring
-from baguakit.windows.messages import ADD, Data
+from baguakit.windows.messages import ADD, Request
 
 SIZE = 5
 TWO_WAYS = FromDigraph([(r, (r + d) % SIZE) for r in range(SIZE) for d in (1, 2)])
@@ -40,7 +40,14 @@ def held_by(rank, real, lines):
     if memory.back is not None:
         held = held + mass(memory.back_p, memory.back)
     for (i, j), line in lines.items():
-        edge, under_way = line.edge, [each for each in (line.edge.waiting, line.edge.flying) if isinstance(each, Data)]
+        edge, under_way = (
+            line.edge,
+            [
+                each
+                for each in (line.edge.waiting, line.edge.flying)
+                if isinstance(each, Request) and each.x is not None
+            ],
+        )
         taken = edge.flying is not None and line.memory.applied.get(i, 0) == edge.number
         for each in under_way:
             assert each.kind == ADD
@@ -132,3 +139,45 @@ def test_ranks_count_alike_however_fast_they_are(monkeypatch, stage):
     if isinstance(stage, WindowPushSum):
         rates = [rate * p for rate, p in zip(RATES, masses, strict=True)]
         assert max(rates) < 1.2 * min(rates)
+
+
+def descended(monkeypatch, stage, lr, rounds):
+    """Descend on quadratics with curvatures and centres of their own; return the weights of all rounds.
+
+    Ranks step in an order of chance, and their messages are late, or come twice.
+    """
+    draw = random.Random(1)
+    real, lines = start(monkeypatch, stage.topology)
+    said = []
+    for _ in range(rounds):
+        for r in draw.sample(range(SIZE), SIZE):
+            trained(stage, real[r], -lr * A[r] * (real[r].x - C[r]))
+            for _ in range(4):
+                line = draw.choice([*lines.values()])
+                if line.edge.take():
+                    line.deliver(answer_is_lost=draw.random() < 0.3)
+        said.append(torch.stack([w.x.clone() for w in real]))
+    return torch.stack(said)
+
+
+A = torch.linspace(0.5, 1.5, SIZE, dtype=torch.float64)
+C = torch.randn(SIZE, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+BEST = (A[:, None] * C).sum(0) / A.sum()  # the minimum of the mean
+
+
+@pytest.mark.parametrize("topology", [Ring(), Exponential()], ids=repr)
+def test_gossip_ends_where_the_synchronous_one_does(monkeypatch, topology):
+    """However late messages are:  (I − W (I − αA)) X = αW A C."""
+    lr, W = 0.1, torch.from_numpy(topology.matrix(SIZE, 0))
+    eye, a = torch.eye(SIZE, dtype=torch.float64), torch.diag(A)
+    expected = torch.linalg.solve(eye - W @ (eye - lr * a), lr * W @ a @ C)
+    torch.testing.assert_close(descended(monkeypatch, WindowMean(topology), lr, 700)[-1], expected, rtol=0, atol=1e-9)
+
+
+def test_the_floor_of_push_sum_falls_with_the_learning_rate(monkeypatch):
+    """At half the rate, the mean distance from the minimum halves at least, while its masses go on changing."""
+    found = []
+    for lr, rounds in ((0.1, 400), (0.05, 800), (0.025, 1600)):
+        late = descended(monkeypatch, WindowPushSum(Ring()), lr, rounds)[rounds // 2 :]
+        found.append(float((late - BEST).norm(dim=-1).mean()))
+    assert found[0] < 0.3 and found[1] < 0.6 * found[0] and found[2] < 0.6 * found[1], found

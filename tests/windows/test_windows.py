@@ -7,6 +7,7 @@ import time
 
 import pytest
 import torch
+import torch.distributed as dist
 from around import meet, neighbours
 from pool import ranks
 
@@ -238,6 +239,31 @@ def test_one_rank_at_a_time_holds_a_mutex():
     spans = sorted(span for each in ranks(4, one_inside) for span in each)
     assert len(spans) == 80
     assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
+
+
+def given_mutexes():
+    """Let rank 1 hold the mutex of rank 0 until rank 2 has had that of rank 3; rank 3 waits for the first."""
+    comm, store = bk.Comm(), dist.distributed_c10d._get_default_store()
+    with bk.Window(torch.zeros(1), FullyConnected(), comm) as w:
+        if comm.rank == 1:
+            with w.mutex([0]):
+                store.set("mutex/held", "")
+                store.wait(["mutex/other"])
+                store.set("mutex/over", "")
+        elif comm.rank > 1:
+            store.wait(["mutex/held"])
+            with w.mutex([3 if comm.rank == 2 else 0]):
+                assert comm.rank == 2 or store.check(["mutex/over"])
+            if comm.rank == 2:
+                store.set("mutex/other", "")
+        meet(comm)
+        if comm.rank == 0:
+            for key in ("held", "other", "over"):
+                store.delete_key(f"mutex/{key}")
+
+
+def test_a_mutex_keeps_out_those_that_ask_for_the_same_ranks():
+    ranks(4, given_mutexes)
 
 
 def stale(staleness):
