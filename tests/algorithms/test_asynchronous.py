@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from everything import made
 from pool import ranks
+from tiers import slow_after
 from torch import nn
 
 import baguakit as bk
@@ -46,7 +47,7 @@ def trained(steps, algorithm, before=lambda step: None, lr=0.0, at_first=0.0):
 
 
 @pytest.mark.parametrize("compressor", [None, MinMaxUInt8()], ids=["exact", "MinMaxUInt8"])
-@pytest.mark.parametrize("staleness", [None, 0, 2])
+@pytest.mark.parametrize("staleness", slow_after(1, [2, None, 0]))
 def test_without_steps_of_the_optimizer_ranks_come_to_agree(compressor, staleness):
     def run():
         return trained(200, bk.algorithms.async_gossip(Ring(), compressor, staleness), lambda step: dist.barrier())
@@ -57,7 +58,7 @@ def test_without_steps_of_the_optimizer_ranks_come_to_agree(compressor, stalenes
         torch.testing.assert_close(w, found[0][:1, :1].expand(4, 30), rtol=1e-3, atol=0)
 
 
-@pytest.mark.parametrize("staleness", [None, 0, 2])
+@pytest.mark.parametrize("staleness", slow_after(1, [None, 0, 2]))
 @pytest.mark.parametrize("links", [None, [(0, 1), (1, 2), (2, 3), (3, 0), (0, 2)]], ids=["Ring", "one way"])
 def test_push_sum_comes_to_the_exact_mean(links, staleness):
     """However many exchanges each rank has made before, and on a graph with links of one way."""
@@ -146,7 +147,8 @@ def regressed(algorithm, optimizer):
 
 @pytest.mark.parametrize("optimizer", ["SGD", "Adam"])
 @pytest.mark.parametrize(
-    "algorithm", ["async_gossip()", "async_gossip(every=4)", "async_push_sum()", "async_push_sum(Exponential())"]
+    "algorithm",
+    slow_after(2, ["async_gossip()", "async_push_sum(Exponential())", "async_gossip(every=4)", "async_push_sum()"]),
 )
 def test_they_come_to_the_noise_floor(algorithm, optimizer):
     """As BlueFog's window optimizers must: each rank's error is at most half more than the variance of the noise."""
