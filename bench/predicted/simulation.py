@@ -112,40 +112,54 @@ def resident(code: Code, warps: int, shared: int) -> int:
 
 
 def path(code: Code, counted: Any) -> list[Instruction]:
-    """Return what a warp executes: at each branch it goes to where instructions are still to be executed on average."""
+    """Return what a warp executes: at each branch it goes to where instructions are still to be executed on average.
+
+    Copies of an instruction that stand in several blocks, as of a loop that is unrolled and of its rest, share how
+    often it is executed.
+    """
     warps = counted.programs * -(-counted.threads // WARP)
     all_ = code.instructions
-    left = [counted.lines[each.line].warps / warps if each.line in counted.lines else 1.0 for each in all_]
-    left = [times / copies for times, copies in zip(left, unrolled(all_), strict=True)]
+    names = [(each.line, each.opcode) if each.line in counted.lines else place for place, each in enumerate(all_)]
+    left = {name: counted.lines[name[0]].warps / warps if isinstance(name, tuple) else 1.0 for name in names}
+    copies, parts = unrolled(all_)
+
+    def due(at: int, end: int = len(all_)) -> bool:
+        return _due(all_[:end], [left[name] / many for name, many in zip(names, copies, strict=True)], at)
+
     found, at = [], 0
     while at < len(all_):
         each = all_[at]
         found.append(each)
-        left[at] -= 1
+        left[names[at]] -= parts[at]
         at += 1
-        if each.name == "EXIT" and not (each.guarded and _due(all_, left, at)):
+        if each.name == "EXIT" and not (each.guarded and due(at)):
             break
         if each.name == "BRA" and each.target is not None and not each.opcode.startswith("BRA.DIV"):
             onward = at if each.conditional else len(all_)
             both = sorted((each.target, onward))  # a loop goes on, and what comes next is not left out, if it is due
-            at = both[0] if both[1] == len(all_) or _due(all_[: both[1]], left, both[0]) else both[1]
+            at = both[0] if both[1] == len(all_) or due(both[0], both[1]) else both[1]
     return found
 
 
-def unrolled(code: Sequence[Instruction]) -> list[int]:
-    """Return into how many copies the assembler has made each instruction, by the accesses to memory in its block."""
+def unrolled(code: Sequence[Instruction]) -> tuple[list[int], list[float]]:
+    """Return of each instruction in how many copies its block has what it was made of, by its accesses to memory.
+
+    And what part of an execution of its line it is, of all that have its opcode in such a copy.
+    """
     accesses = Counter((each.line, each.opcode) for each in code if each.name in ("LDG", "STG", "LDS", "STS"))
-    found: list[int] = []
-    block: list[int] = []
-    length = 0
+    copies: list[int] = []
+    parts: list[float] = []
+    block: list[Instruction] = []
     targets = {each.target for each in code}
     for at, each in enumerate(code, 1):
-        length += 1
-        block += [accesses[each.line, each.opcode]] if (each.line, each.opcode) in accesses else []
+        block.append(each)
         if at == len(code) or at in targets or each.name in ("BRA", "EXIT", "RET"):
-            found += [min(block, default=1)] * length
-            block, length = [], 0
-    return found
+            alike = Counter((each.line, each.opcode) for each in block)
+            many = min((alike[key] for key in alike if key in accesses), default=1)
+            copies += [many] * len(block)
+            parts += [many / alike[each.line, each.opcode] for each in block]
+            block = []
+    return copies, parts
 
 
 def _due(code: Sequence[Instruction], left: Sequence[float], at: int) -> bool:
@@ -162,18 +176,20 @@ def _due(code: Sequence[Instruction], left: Sequence[float], at: int) -> bool:
 
 def steps(code: Code, counted: Any) -> list[Step]:
     """Return the path of a warp with what was counted of memory."""
-    made: dict[int, Step] = {}
-    return [made.get(id(each)) or made.setdefault(id(each), _step(each, counted)) for each in path(code, counted)]
+    on_path, made = path(code, counted), dict[int, Step]()
+    times = Counter(each.line for each in on_path if each.name in MEMORY)
+    return [made.get(id(each)) or made.setdefault(id(each), _step(each, counted, times)) for each in on_path]
 
 
-def _step(each: Instruction, counted: Any) -> Step:
+def _step(each: Instruction, counted: Any, times: Counter[int]) -> Step:
     if each.name not in PIPE:
         raise LookupError(f"{each.text}: the model knows no such instruction; give it a pipe in {__file__}")
     pipe, kind, line = PIPE[each.name], MEMORY.get(each.name, ""), counted.lines.get(each.line)
     clocks, sectors = float(CLOCKS[pipe]), 0.0
     if line and line.warps and pipe == "exchange":
-        touched = (line.read if kind == "read" else line.written if kind else 0) / line.warps
-        clocks = max(clocks, touched * SECTOR / LINE if kind else line.wavefronts / line.warps)
+        warps = counted.programs * -(-counted.threads // WARP) * times[each.line] if kind else line.warps
+        touched = (line.read if kind == "read" else line.written if kind else 0) / warps
+        clocks = max(clocks, touched * SECTOR / LINE if kind else line.wavefronts / warps)
         sectors = touched * counted.distinct[kind] / max(1, counted.requested[kind])
     written, read = each.holds
     after = (written, LATENCY.get(each.name, OTHER)), (read, OPERANDS)

@@ -72,6 +72,7 @@ On an H100 (the comparison above) the counters saw as many sectors as were predi
 *Distinct* are the sectors of 32 bytes that a launch touches, *requested* those that its instructions touch, summed over
 warps: both relative to the bytes that the kernels' algorithm moves. *Bound by* is the part that is busy the longest,
 or *waiting*, if none is for {idle} of the time. `python -m bench.predicted` shows the machine code of a row by opcode.
+Of *changes* the least bytes are all of new and old values, the sectors in which a value differs, and what is packed.
 """
 COLUMNS = ("", "dtype", "bytes a value (least)", "distinct", "requested", "instructions a value", "of them integer")
 COLUMNS += ("bound by: H200", "H100", "*predicted* share of a copy: H200", "H100", f"why below {TARGET} on an H200")

@@ -16,10 +16,12 @@ import baguakit as bk
 from baguakit.compressors.formats import Blockwise
 from baguakit.kernels import cpu, mixing, topk
 from baguakit.kernels.blockwise import definition as blocks
+from baguakit.kernels.changes import definition as changes
 from baguakit.kernels.steps import definition as steps
 from baguakit.kernels.steps import operators as table
 
 ROWS, RATIO, KEY = 8, 0.01, 0x123456789ABCDEF
+CHANGED, SECTOR = 0.03, 32  # the share of values, and the least that memory moves, in bytes
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Tensors = Sequence[Tensor | None]
 
@@ -181,6 +183,52 @@ def top_k(n: int, dtype: torch.dtype, residual: bool) -> Task:
     return both(work, gpu, topk, (x.itemsize + 4 * residual) * n + 8 * (whole * k + rest))
 
 
+# Values that have changed.
+
+
+def changed(n: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, int]:
+    """Return the bytes of new and old values, and how many bytes the sectors have in which they differ.
+
+    A share of `CHANGED` differs, by what half of the bytes of a value hold.
+    """
+    source, size = torch.Generator().manual_seed(0), dtype.itemsize
+    old = drawn(n, dtype).view(changes.WORDS[size])
+    d, most = torch.rand(n, generator=source) < CHANGED, 1 << 4 * size - 1
+    moved = torch.randint(1, most, (n,), generator=source) * (1 - 2 * torch.randint(0, 2, (n,), generator=source))
+    new, old = ((old + (moved * each).to(old.dtype)).view(torch.uint8) for each in (d, 0))
+    return new, old, SECTOR * int((new != old).view(-1, SECTOR).any(1).sum())
+
+
+def pack(n: int, dtype: torch.dtype) -> Task:
+    from baguakit.kernels.changes import gpu
+
+    new, old, differ = changed(n, dtype)
+
+    def work(module: Any) -> Tensors:
+        x = old.clone()
+        heads, parts = module.encode(new, x, dtype.itemsize)
+        return heads, torch.cat(parts), x
+
+    heads, packed, _ = work(changes)
+    return both(work, gpu, changes, 2 * len(new) + differ + len(packed) + heads.nbytes)
+
+
+def put_in(n: int, dtype: torch.dtype) -> Task:
+    from baguakit.kernels.changes import gpu
+
+    new, old, differ = changed(n, dtype)
+    heads, parts = changes.encode(new, old.clone(), dtype.itemsize)
+    lengths, packed = changes.lengths_of(heads), torch.cat(parts)
+    starts = lengths.cumsum(0) - lengths
+
+    def work(module: Any) -> Tensors:
+        x = old.clone()
+        module.add_(x, dtype.itemsize, heads, starts, packed)
+        return (x,)
+
+    return both(work, gpu, changes, 2 * differ + len(packed) + heads.nbytes + starts.nbytes)
+
+
 # Optimizer steps.
 
 
@@ -249,6 +297,9 @@ def operations() -> Iterator[Operation]:
             named = f"keep {RATIO:.0%}{', residual' * residual}"
             yield Operation("top-k", named, dtype, lambda n, a=(kept, residual): top_k(n, *a))
     yield from of_steps()
+    for dtype, kept in DTYPES.items():
+        yield Operation("changes", f"find and pack {CHANGED:.0%}", dtype, lambda n, kept=kept: pack(n, kept))
+        yield Operation("changes", f"put in {CHANGED:.0%}", dtype, lambda n, kept=kept: put_in(n, kept))
 
 
 def of_format(codec: Blockwise) -> Iterator[Operation]:

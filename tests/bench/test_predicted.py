@@ -24,6 +24,9 @@ REQUESTED = {
     ("Sign()", "average 8 rows"): 1.45,
     ("top-k", "keep 1%"): 1.35,
     ("top-k", "bf16"): 1.65,
+    ("changes", "find and pack 3%"): 1.75,
+    ("changes", "put in 3%"): 1.75,
+    ("changes", "bf16"): 1.75,
 }
 TARGETS = (
     "MinMaxUInt8(): compress, ",
@@ -111,7 +114,8 @@ def test_what_is_predicted_now_is_what_the_table_says(tmp_path):
     for ours, theirs in zip(now, then, strict=True):
         named = f"{ours['family']}: {ours['name']}, {ours['dtype']}"
         most = REQUESTED.get((ours["family"], ours["name"] if ours["dtype"] == "fp32" else "bf16"), 1.25)
-        assert ours["distinct"] <= 1.05 and ours["requested"] <= most, named
+        again = 1.1 if ours["family"] == "changes" else 1.05  # what is packed is written, and then moved together
+        assert ours["distinct"] <= again and ours["requested"] <= most, named
         assert ours["H200"]["share"] >= theirs["H200"]["share"] - 0.05, (
             named
         )  # other versions of Triton make other code

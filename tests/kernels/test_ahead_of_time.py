@@ -297,8 +297,9 @@ def changes(request: pytest.FixtureRequest) -> tuple[dict, ...]:
 
 def test_values_that_have_changed_are_read_in_sixteen_bytes_and_nothing_spills(changes):
     for facts in changes:
-        # Of eight bytes of stack, `apply_kernel` keeps a counter there.
-        assert sum(facts["spilled"]) <= 8 * (facts["kernel"] == "apply_kernel"), name_of(facts)
+        # With values of eight bytes, `many_kernel` keeps up to four words on its stack.
+        most = 32 * ((facts["kernel"], facts["size"]) == ("many_kernel", 8))
+        assert sum(facts["spilled"]) <= most, (name_of(facts), facts["spilled"])
         if facts["target"].startswith("cuda") and facts["kernel"] == "few_kernel" and not facts["masked"]:
             loads = sum(facts["accesses"].get(name, 0) for name in ("ld.global.v4.b32", "ld.global.v2.b64"))
             assert loads >= 2 * facts["values"] * facts["size"] // 16, (name_of(facts), facts["accesses"])

@@ -6,8 +6,8 @@ from baguakit.kernels.changes import definition as changes
 from baguakit.kernels.changes import gpu as kernels
 
 POINTERS = {
-    "heads_ptr": "*i32", "starts_ptr": "*i64", "lengths_ptr": "*i64", "slots_ptr": "*u8", "words_ptr": "*i32",
-    "packed_ptr": "*u8",
+    "heads_ptr": "*i32", "starts_ptr": "*i64", "lengths_ptr": "*i64", "left_ptr": "*i64", "slots_ptr": "*u8",
+    "words_ptr": "*i32", "packed_ptr": "*u8",
 }  # fmt: skip
 
 
@@ -24,16 +24,16 @@ def variant(kernel, size, **constants):
     words = dict.fromkeys(("new_ptr", "old_ptr", "x_ptr"), f"*i{8 * size}")
     types = POINTERS | words | {"n": "i32", "first": "i32"}
     signature = {name: types[name] for name in kernel.arg_names if name not in constants}
-    anywhere = {"packed_ptr"} if kernel is kernels.apply_kernel else set()
+    anywhere = {kernels.apply_kernel: {"packed_ptr"}, kernels.gather_kernel: {"slots_ptr"}}.get(kernel, set())
     aligned = tuple(name for name in signature if name.endswith("_ptr") and name not in anywhere)
-    warps = {"gather_kernel": 1, "few_kernel": kernels.LANES.value // 32}
+    warps = {"few_kernel": 4, "many_kernel": 8, "gather_kernel": 2, "apply_kernel": 4}[kernel.__name__]
     facts = {"size": size, "masked": constants.get("MASKED", True)}
     return Variant(
         kernel,
         signature,
         constants,
         aligned,
-        {"num_warps": warps.get(kernel.__name__, kernels.WARPS)},
+        {"num_warps": warps},
         changes.BLOCK,
         facts,
     )

@@ -1,8 +1,8 @@
 """The operations of `definition.py` for GPUs: the same bytes. A program takes a block.
 
 `few_kernel` packs blocks of which few words have changed, as after a step of training: each lane takes a bit for each
-of 32 words, and only reads those that have changed again. `many_kernel` packs the others. Both write where the values
-would begin, and `gather_kernel` moves what was packed together.
+of 32 words, and only reads those that have changed again. `many_kernel` packs the blocks that it has left. Both write
+where the values would begin, and `gather_kernel` moves what was packed together.
 """
 
 import torch
@@ -16,10 +16,9 @@ from . import definition as changes
 BLOCK, LINE = tl.constexpr(changes.BLOCK), tl.constexpr(changes.LINE)
 LINES, BITMAP, ALL = tl.constexpr(changes.LINES), tl.constexpr(changes.BITMAP), tl.constexpr(changes.ALL)
 COUNTS, BITS = tl.constexpr(changes.BLOCK // changes.LINE), tl.constexpr(changes.BLOCK // 8)
-RUN, CHUNK = tl.constexpr(256), tl.constexpr(512)  # packed values, and bytes, that a program handles at once
+RUN, CHUNK = tl.constexpr(128), tl.constexpr(256)  # packed values, and values or bytes, that are handled at once
 LANES = tl.constexpr(changes.BLOCK // 32)
 FEW = tl.constexpr(496)  # of a block of at least half the length: up to here, LINES is the shortest kind
-WARPS = 8
 UNPACKED = tl.constexpr(-1)  # the head of a block, until `many_kernel` has packed it
 
 
@@ -84,40 +83,39 @@ def few_kernel(heads_ptr, new_ptr, old_ptr, slots_ptr, words_ptr, n, first, SIZE
     tl.store(heads_ptr + block, head)
 
 
-@triton.jit(do_not_specialize=["n", "first"])
-def many_kernel(heads_ptr, new_ptr, old_ptr, slots_ptr, words_ptr, n, first, SIZE: tl.constexpr, MASKED: tl.constexpr):
-    block = (first + tl.program_id(0)).to(tl.int64)
-    if tl.load(heads_ptr + block) == UNPACKED:
-        i = tl.arange(0, BLOCK)
-        at = block * BLOCK + i
-        left = (n - block * BLOCK).to(tl.int32) if MASKED else BLOCK
-        inside = i < left if MASKED else None
-        new, old = load(new_ptr + at, inside), load(old_ptr + at, inside)
-        d = difference(new, old, SIZE)
-        changed = d != 0
-        ones = changed.to(tl.int32)
-        m = tl.sum(ones)
-        w = width(tl.max(d ^ tl.where(d < 0, -1, 0)), SIZE)
-        counts = tl.sum(tl.reshape(ones, (COUNTS, LINE)), 1)
-        in_lines, in_bitmap = m * (1 + w) + 16, m * w + BITS
-        few = (in_lines <= in_bitmap) & (tl.max(counts) < LINE)
-        dense = left * w < tl.where(few, in_lines, in_bitmap)
-        kind = tl.where(dense, ALL, tl.where(few, LINES, BITMAP))
-        k, every = tl.where(dense, i, tl.cumsum(ones) - 1), tl.where(dense, left, m)
-        told, places = changed | (dense & (i < left)), 0
-        out_ptr = slots_ptr + block * BLOCK * SIZE
-        if kind == LINES:
-            tl.store(out_ptr + tl.arange(0, COUNTS), counts.to(tl.uint8))
-            tl.store(out_ptr + 16 + k, i.to(tl.uint8), changed)
-            places = m + 16
-        elif kind == BITMAP:
-            bits = tl.reshape(ones, (BITS, 8)) << tl.arange(0, 8)[None, :]
-            tl.store(out_ptr + tl.arange(0, BITS), tl.sum(bits, 1).to(tl.uint8))
-            places += BITS
-        for byte in tl.static_range(SIZE):
-            tl.store(out_ptr + places + byte * every + k, (d >> 8 * byte).to(tl.uint8), told & (byte < w))
-        tl.store(old_ptr + at, new, changed)
-        tl.store(heads_ptr + block, every + (w << 16) + (kind << 20))
+@triton.jit(do_not_specialize=["n"])
+def many_kernel(heads_ptr, new_ptr, old_ptr, slots_ptr, left_ptr, n, SIZE: tl.constexpr, MASKED: tl.constexpr):
+    block = tl.load(left_ptr + tl.program_id(0))
+    i = tl.arange(0, BLOCK)
+    at = block * BLOCK + i
+    left = (n - block * BLOCK).to(tl.int32) if MASKED else BLOCK
+    inside = i < left if MASKED else None
+    new, old = load(new_ptr + at, inside), load(old_ptr + at, inside)
+    d = difference(new, old, SIZE)
+    changed = d != 0
+    ones = changed.to(tl.int32)
+    m = tl.sum(ones)
+    w = width(tl.max(d ^ tl.where(d < 0, -1, 0)), SIZE)
+    counts = tl.sum(tl.reshape(ones, (COUNTS, LINE)), 1)
+    in_lines, in_bitmap = m * (1 + w) + 16, m * w + BITS
+    few = (in_lines <= in_bitmap) & (tl.max(counts) < LINE)
+    dense = left * w < tl.where(few, in_lines, in_bitmap)
+    kind = tl.where(dense, ALL, tl.where(few, LINES, BITMAP))
+    k, every = tl.where(dense, i, tl.cumsum(ones) - 1), tl.where(dense, left, m)
+    told, places = changed | (dense & (i < left)), 0
+    out_ptr = slots_ptr + block * BLOCK * SIZE
+    if kind == LINES:
+        tl.store(out_ptr + tl.arange(0, COUNTS), counts.to(tl.uint8))
+        tl.store(out_ptr + 16 + k, i.to(tl.uint8), changed)
+        places = m + 16
+    elif kind == BITMAP:
+        bits = tl.reshape(ones, (BITS, 8)) << tl.arange(0, 8)[None, :]
+        tl.store(out_ptr + tl.arange(0, BITS), tl.sum(bits, 1).to(tl.uint8))
+        places += BITS
+    for byte in tl.static_range(SIZE):
+        tl.store(out_ptr + places + byte * every + k, (d >> 8 * byte).to(tl.uint8), told & (byte < w))
+    tl.store(old_ptr + at, new, changed)
+    tl.store(heads_ptr + block, every + (w << 16) + (kind << 20))
 
 
 @triton.jit
@@ -125,10 +123,10 @@ def wide(x):
     return x if x.dtype == tl.int64 else x.to(tl.int32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slots_ptr"])  # lanes load the bytes that they store: one after another
 def gather_kernel(packed_ptr, slots_ptr, starts_ptr, lengths_ptr, SIZE: tl.constexpr):
     block = tl.program_id(0).to(tl.int64)
-    length = tl.load(lengths_ptr + block)
+    length = tl.load(lengths_ptr + block).to(tl.int32)
     to_ptr, from_ptr = packed_ptr + tl.load(starts_ptr + block), slots_ptr + block * BLOCK * SIZE
     for start in range(0, length, CHUNK):
         at = start + tl.arange(0, CHUNK)
@@ -152,14 +150,17 @@ def apply_kernel(x_ptr, heads_ptr, starts_ptr, packed_ptr, n, SIZE: tl.constexpr
             i = line * LINE + tl.load(part_ptr + 16 + k, k < m, 0).to(tl.int32)
             add_told(x_ptr, i, part_ptr + 16 + m, k, m, w, (k < m) & (i < left), SIZE)
     elif kind != 0:
-        i = tl.arange(0, BLOCK)
-        if kind == BITMAP:
-            bits = tl.load(part_ptr + tl.arange(0, BITS)).to(tl.int32)
-            ones = tl.reshape((bits[:, None] >> tl.arange(0, 8)[None, :]) & 1, (BLOCK,))
-            k = tl.cumsum(ones) - 1
-            add_told(x_ptr, i, part_ptr + BITS, k, m, w, (ones != 0) & (k < m) & (i < left), SIZE)
-        else:
-            add_told(x_ptr, i, part_ptr, i, m, w, (i < m) & (i < left), SIZE)
+        before = 0
+        for start in range(0, left, CHUNK):
+            i = start + tl.arange(0, CHUNK)
+            if kind == BITMAP:
+                bits = tl.load(part_ptr + start // 8 + tl.arange(0, CHUNK // 8)).to(tl.int32)
+                ones = tl.reshape((bits[:, None] >> tl.arange(0, 8)[None, :]) & 1, (CHUNK,))
+                k = before + tl.cumsum(ones) - 1
+                add_told(x_ptr, i, part_ptr + BITS, k, m, w, (ones != 0) & (k < m) & (i < left), SIZE)
+                before += tl.sum(ones)
+            else:
+                add_told(x_ptr, i, part_ptr, i, m, w, (i < m) & (i < left), SIZE)
 
 
 @triton.jit
@@ -180,17 +181,19 @@ def encode(new: Tensor, old: Tensor, size: int) -> tuple[Tensor, list[Tensor]]:
     count, there = -(-n // changes.BLOCK), new.device
     heads = torch.empty(count, dtype=torch.int32, device=there)
     slots = torch.empty(count * changes.BLOCK * size, dtype=torch.uint8, device=there)
-    arguments = heads, new.view(words), old.view(words), slots, slots.view(torch.int32), n
-    for kernel, warps in ((few_kernel, LANES.value // 32), (many_kernel, WARPS)):
-        for first, blocks, masked in tiled(n, changes.BLOCK):
-            launch(kernel, blocks, *arguments, first, SIZE=size, MASKED=masked, num_warps=warps)
+    arguments, in_words = (heads, new.view(words), old.view(words), slots), slots.view(torch.int32)
+    for first, blocks, masked in tiled(n, changes.BLOCK):
+        facts = {"SIZE": size, "MASKED": masked}
+        launch(few_kernel, blocks, *arguments, in_words, n, first, num_warps=4, **facts)
+        left = first + (heads[first : first + blocks] == UNPACKED.value).nonzero()[:, 0]
+        launch(many_kernel, len(left), *arguments, left, n, num_warps=8, **facts)
     lengths = changes.lengths_of(heads)
     ends = lengths.cumsum(0)
     packed = torch.empty(int(ends[-1]) if n else 0, dtype=torch.uint8, device=there)
-    launch(gather_kernel, count, packed, slots, ends - lengths, lengths, SIZE=size, num_warps=1)
+    launch(gather_kernel, count, packed, slots, ends - lengths, lengths, SIZE=size, num_warps=2)
     return heads, [packed]
 
 
 def add_(x: Tensor, size: int, heads: Tensor, starts: Tensor, packed: Tensor) -> None:
     arguments = x.view(changes.WORDS[size]), heads, starts, packed, len(x) // size
-    launch(apply_kernel, len(heads), *arguments, SIZE=size, num_warps=WARPS)
+    launch(apply_kernel, len(heads), *arguments, SIZE=size, num_warps=4)
