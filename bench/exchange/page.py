@@ -19,7 +19,7 @@ from .node import wire_of
 PAGE = Path(__file__).parent / "README.md"
 RESULTS = Path(__file__).parents[1] / "results"
 COUNTS = RESULTS / "exchange-counts.jsonl"
-ORDERS = RESULTS / "exchange-orders.jsonl"
+ORDERS, FAULTS = RESULTS / "exchange-orders.jsonl", RESULTS / "exchange-faults.jsonl"
 SIZES = (1, 16, 64)  # MiB of fp32
 SOME = (8, 16, 32, 64)  # CTAs
 HEAD = """# Exchanges in one kernel
@@ -108,6 +108,16 @@ was found. A line sums the cases of a test that passed; seconds are those of a C
     EXECUTED_ORDERS=bench/results/exchange-orders.jsonl scripts/test --ptx 90 -m "" \\
         tests/kernels/test_executed_{exchange,rows,orders,rows_orders}.py
 """
+PLANTED = """## Faults that were planted
+
+Each is planted in a copy of the kernels, which then run in drawn orders on sm_90. It is found if an access that nothing
+orders, a wrong signal or a wait without end is reported. Where the right bytes come in most orders, a comparison of
+results would not find it. The faults are those of `tests/kernels/misordered.py` (means) and `misordered_rows.py`
+(other exchanges). Written by
+
+    EXECUTED_FAULTS=bench/results/exchange-faults.jsonl scripts/test --ptx 90 -m "" \\
+        tests/kernels/test_executed_misordered{,_rows}.py
+"""
 
 
 def write(counts: Path = COUNTS, page: Path = PAGE) -> Path:
@@ -121,7 +131,7 @@ def write(counts: Path = COUNTS, page: Path = PAGE) -> Path:
         for case, each in launched.items()
     )
     parts = [HEAD + str(about).partition("\n\n")[2], WHICH, COUNTED.format(flights=said), counted(rows)]
-    parts += [ORDERED, ordered(read(ORDERS))]
+    parts += [ORDERED, ordered(read(ORDERS)), PLANTED, planted(read(FAULTS))]
     parts.append(PREDICTED.format(gpus=GPUS, ctas=CTAS, most=MOST >> 20))
     for bus in BUSES:
         parts += [f"### {bus.name}\n", predicted(rows, kernels, bus), faster(rows, kernels, bus) + "\n"]
@@ -167,6 +177,15 @@ def ordered(rows: Sequence[Mapping[str, Any]]) -> str:
         [f"`{test}`", f"{arch}", *(f"{each[n]:,.0f}" for n in names)] for (test, arch), each in sorted(sums.items())
     ]
     return table(("test", "sm", *names), lines)
+
+
+def planted(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the table of faults that were planted; those that a comparison would find least come first."""
+    lines = [
+        [row["fault"], ", ".join(f"`{kind}`" for kind in row["kinds"]), f"{row['found']}", f"{row['right']}"]
+        for row in sorted(rows, key=lambda row: -row["right"])
+    ]
+    return table(("fault", "found as", f"found in, of {rows[0]['of']} orders", "right bytes in"), lines)
 
 
 def of(rows: Sequence[Mapping[str, Any]], name: str, one_hop: bool) -> Mapping[str, Any]:

@@ -3,6 +3,9 @@
 Many give the right bytes in most orders, so that a comparison would not find them.
 """
 
+import json
+import os
+
 import pytest
 
 pytest.importorskip("triton")
@@ -18,12 +21,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.usefixture
 
 @pytest.fixture(scope="module")
 def table():
-    """A row for each fault: in how many orders it was found, and in how many all bytes were right."""
+    """Collect, for each fault, in how many orders it was found, and in how many all bytes were right.
+
+    Append them as lines of JSON to the file that EXECUTED_FAULTS names.
+    """
     rows: dict = {}
     yield rows
     print()
-    for name, (kinds, found, right) in rows.items():
-        print(f"{name}: {' '.join(kinds)} in {found} orders of {ORDERS}, right bytes in {right}")
+    lines = [{"fault": n, "kinds": kinds, "found": f, "right": r, "of": ORDERS} for n, (kinds, f, r) in rows.items()]
+    print("\n".join(map(json.dumps, lines)))
+    if path := os.environ.get("EXECUTED_FAULTS"):
+        with open(path, "a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 def tried(fault, name, gpu, folder):
