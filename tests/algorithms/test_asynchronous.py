@@ -76,7 +76,7 @@ def test_push_sum_comes_to_the_exact_mean(links, staleness):
         torch.testing.assert_close(w, torch.full((4, 30), 1.5), rtol=1e-4, atol=0)
 
 
-@pytest.mark.parametrize("algorithm", ["async_gossip()", "async_push_sum()"])
+@pytest.mark.parametrize("algorithm", slow_after(1, ["async_push_sum()", "async_gossip()"]))
 def test_weights_that_are_loaded_after_attach_are_mixed_and_no_others(algorithm):
     for w in ranks(4, lambda: trained(200, made(algorithm), lambda step: dist.barrier(), at_first=1e6)):
         assert float(w.min()) >= -1e-4 and float(w.max()) <= 3 + 1e-4
@@ -94,7 +94,7 @@ def test_old_values_delay_no_mean(topology):
     assert moved == pytest.approx(200 * 0.2, rel=0.02)
 
 
-@pytest.mark.parametrize("algorithm", ["async_gossip()", "async_push_sum()"])
+@pytest.mark.parametrize("algorithm", slow_after(1, ["async_push_sum()", "async_gossip()"]))
 def test_nobody_waits_for_a_rank_that_waits_for_all(algorithm):
     def run():
         rank, store = bk.Comm().rank, dist.distributed_c10d._get_default_store()

@@ -68,7 +68,7 @@ def by_hand(first, rates):
         torch.nn.utils.vector_to_parameters(first.clone(), model.parameters())
         optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.95), eps=1e-8, weight_decay=0.1)
         groups.append((model, optimizer, [batches(2 * group + rank) for rank in range(2)]))
-    anchor, momentum = first.clone(), torch.zeros_like(first)
+    anchor, momentum, mu = first.clone(), torch.zeros_like(first), 0.43  # 1 − 0.8/√2
     for step, rate in enumerate(rates, 1):
         for model, optimizer, streams in groups:
             optimizer.zero_grad()
@@ -84,8 +84,8 @@ def by_hand(first, rates):
         if step % 2 == 0:
             vectors = [torch.nn.utils.parameters_to_vector(model.parameters()).detach() for model, _, _ in groups]
             difference = anchor - sum(vectors) / 2
-            momentum = 0.9 * momentum + difference
-            anchor = anchor - 0.7 * (difference + 0.9 * momentum)
+            momentum = mu * momentum + difference
+            anchor = anchor - 0.8 * (difference + mu * momentum)
             for model, _, _ in groups:
                 torch.nn.utils.vector_to_parameters(anchor.clone(), model.parameters())
     return [torch.nn.utils.parameters_to_vector(model.parameters()).detach() for model, _, _ in groups]
