@@ -40,9 +40,7 @@ def changes(new: Tensor, old: Tensor) -> Tensor:
         raise ValueError(f"old is a contiguous tensor like new, {describe(new)}; it is {describe(old)}")
     size = word_bytes(new)
     there = bytes_of(old)
-    heads, packed = home_of(there, "changes", old).encode(
-        bytes_of(new.resolve_conj().resolve_neg().contiguous()), there, size
-    )
+    heads, packed = home_of(there, "changes", old).encode(bytes_of(plain(new)), there, size)
     changed = heads != 0
     bits = pad(changed, (0, -len(heads) % 32)).view(-1, 8) * torch.tensor(blocks.BITS, device=new.device)
     start = torch.cat([number(new.nbytes // size, 8), number(size + 256 * FORMAT, 8)])
@@ -67,7 +65,7 @@ def apply_(x: Tensor, packed: Tensor) -> Tensor:
 
 @torch.no_grad()
 def add_(x: Tensor, parts: Parts) -> Tensor:
-    whole = x.contiguous()
+    whole = plain(x)
     home_of(there := bytes_of(whole), "changes", whole).add_(there, word_bytes(x), *parts)
     return x if whole is x else x.copy_(whole)
 
@@ -93,6 +91,11 @@ def read(packed: Tensor, x: Tensor, nbytes: int) -> Parts:
     if int(lengths.sum()) != len(body) - end:
         raise ValueError(f"packed is {len(packed)} bytes long, {int(lengths.sum()) + end + DIGEST} are right")
     return heads, lengths.cumsum(0) - lengths, body[end:].contiguous()
+
+
+def plain(x: Tensor) -> Tensor:
+    """Return x itself if it is contiguous and needs no conjugation or negation; otherwise such a copy of its values."""
+    return x.resolve_conj().resolve_neg().contiguous()
 
 
 def word_bytes(x: Tensor) -> int:

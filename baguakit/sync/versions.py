@@ -23,7 +23,7 @@ from ..arguments import describe, instance, real, truth
 from ..comm import Comm
 from .folders import Folder
 from .groups import Group
-from .packing import Parts, add_, changes, opened, read, sealed
+from .packing import Parts, add_, changes, opened, plain, read, sealed
 from .streams import Pieces, Take, framed, next_body
 
 Tensors = nn.Module | Mapping[str, Tensor]
@@ -167,7 +167,7 @@ def facts(x: Tensor) -> list[Any]:
 
 def ranges(x: Tensor) -> list[Tensor]:
     """Return the parts of a tensor; they are views if it is contiguous."""
-    return list(x.detach().resolve_conj().resolve_neg().contiguous().view(-1).split(RANGE // x.itemsize))
+    return list(plain(x.detach()).view(-1).split(RANGE // x.itemsize))
 
 
 def zeros_like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -220,7 +220,7 @@ def parts_of(packet: Packet, take: Take, tensors: Mapping[str, Tensor]) -> dict[
 
 def renew(x: Tensor, parts: list[Parts], start: int) -> None:
     """Bring a tensor to the newer version."""
-    whole = x.contiguous()
+    whole = plain(x)
     for part, values in zip(parts, ranges(whole), strict=True):
         add_(values.zero_() if start == NOTHING else values, part)
     if whole is not x:

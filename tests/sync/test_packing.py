@@ -63,6 +63,16 @@ def test_conjugates_that_torch_has_not_computed_yet_are_what_they_stand_for():
         assert torch.equal(bk.sync.apply_(torch.zeros(50, dtype=new.dtype), bk.sync.changes(new, old)), new)
 
 
+def test_tensors_that_are_conjugates_take_changes(tmp_path):
+    x = torch.randn(50, dtype=torch.complex64)
+    packed, zeros = bk.sync.changes(x, torch.zeros_like(x)), torch.zeros_like(x)
+    assert torch.equal(bk.sync.apply_(zeros.clone().conj(), packed), x)
+    bk.sync.Publisher({"x": x}, tmp_path).publish()
+    followed = zeros.conj()
+    bk.sync.Subscriber({"x": followed}, tmp_path).update()
+    assert torch.equal(followed, x) and torch.equal(zeros, x.conj())
+
+
 def test_zeros_of_both_signs_and_nans_of_all_payloads_are_told_apart():
     new, old = torch.tensor([-0.0, 0.0, torch.nan]), torch.tensor([0.0, 0.0, torch.nan])
     new.view(torch.int32)[2] += 1
