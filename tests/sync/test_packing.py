@@ -64,13 +64,16 @@ def test_conjugates_that_torch_has_not_computed_yet_are_what_they_stand_for():
 
 
 def test_tensors_that_are_conjugates_take_changes(tmp_path):
-    x = torch.randn(50, dtype=torch.complex64)
-    packed, zeros = bk.sync.changes(x, torch.zeros_like(x)), torch.zeros_like(x)
-    assert torch.equal(bk.sync.apply_(zeros.clone().conj(), packed), x)
-    bk.sync.Publisher({"x": x}, tmp_path).publish()
-    followed = zeros.conj()
-    bk.sync.Subscriber({"x": followed}, tmp_path).update()
-    assert torch.equal(followed, x) and torch.equal(zeros, x.conj())
+    new, old = torch.randn(2, 50, dtype=torch.complex64)
+    x = old.conj().resolve_conj().conj()  # the values of `old`
+    assert x.is_conj() and torch.equal(bk.sync.apply_(x, bk.sync.changes(new, old.clone())), new)
+    publisher, x = bk.sync.Publisher({"x": old}, tmp_path), torch.zeros_like(old).conj()
+    subscriber = bk.sync.Subscriber({"x": x}, tmp_path)
+    for values in (old.clone(), new):
+        old.copy_(values)
+        publisher.publish()
+        subscriber.update()
+        assert x.is_conj() and torch.equal(x, values)
 
 
 def test_zeros_of_both_signs_and_nans_of_all_payloads_are_told_apart():
