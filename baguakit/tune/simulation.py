@@ -219,11 +219,11 @@ class Group:
         self.now = until
 
     def join(self, i: int) -> None:
-        """Let machine i in."""
+        """Let machine i in, from the beginning of the step under way: `lose` makes all repeat that step."""
         k = self.kind[i]
-        self.came[i] = self.steps[k]
+        self.came[i] = came = float(whole(self.steps[k]))
         self.present[k] += 1
-        self.begun[k] += self.steps[k]
+        self.begun[k] += came
 
     def lose(self, i: int, came: float) -> None:
         """Drop machine i, and undo what is lost with it."""
@@ -231,7 +231,7 @@ class Group:
         made, length = self.steps[k], pace.lengths[k]
         landed = whole((made - self.delay) / length) * length
         self.kept += self.kinds[k].tokens * max(0.0, landed - came)
-        self.rounds -= (made - whole(made)) * pace.steps[k] / pace.round
+        self.rounds = max(0.0, self.rounds - (made - whole(made)) * pace.steps[k] / pace.round)
         self.steps = [float(whole(each)) for each in self.steps]
         self.came[i] = None
         self.present[k] -= 1

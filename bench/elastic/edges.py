@@ -1,12 +1,14 @@
 """Eight hosts, one of them late, stopped or killed: `python -m bench.elastic.edges [run | page]`; `run` needs root.
 
 Each host's link has 100 Mb/s, each way. A step sleeps before its backward, until 0.25 s have passed since it began: so
-long it would compute (all hosts share two cores). After 15 s something happens to host 3:
+long it would compute (all hosts share two cores). A synchronous ring then sends while it computes, and loses nothing.
+After 15 s something happens to host 3:
 
     slow edges      its link has a tenth of its rate, for 20 s
     a slow rank     its steps sleep for 1 s, for 20 s
     stands still    it is stopped (SIGSTOP) for 5 s
     killed          it is killed (SIGKILL), and nobody takes its place
+    killed, 1/8 s   the same, where a step computes for half as long, and sending takes longer than that
 
 Everyone trains under `bk.elastic`. Until 45 s each process tells each of its steps, and its weights every 2 s:
 
@@ -40,7 +42,7 @@ from .task import loss_of
 PATH = RESULTS / "elastic-edges.jsonl"
 HOSTS, RATE, TENTH, COMPUTING, SLOWNESS, SAMPLE = 8, "100mbit", "10mbit", 0.25, 4, 2.0
 AT, ENDS, WHOLE, CHOSEN = 15.0, 35.0, 45.0, 3  # seconds of an event, and of the training; the host
-EDGE, RANK, STILL, KILLED = "slow edges", "a slow rank", "stands still", "killed"
+EDGE, RANK, STILL, KILLED, BRIEF = "slow edges", "a slow rank", "stands still", "killed", "killed, 1/8 s"
 STANDS, SOME = 5.0, 4  # seconds; steps that all make before
 KEEP_ALIVE = 2.0  # a rank is given up after five of these without a sign of life
 ALGORITHMS = {
@@ -50,13 +52,14 @@ ALGORITHMS = {
     "async_gossip(Ring())": "asynchronous ring",
     "async_push_sum(Ring())": "asynchronous push-sum",
 }
-EVENTS = (EDGE, RANK, STILL, KILLED)
+EVENTS = (EDGE, RANK, STILL, KILLED, BRIEF)
 
 
 def cells() -> Iterator[dict[str, Any]]:
     """Yield what is measured."""
     for event, algorithm in itertools.product(EVENTS, ALGORITHMS):
-        cell = {"algorithm": algorithm, "event": event, "hosts": HOSTS, "rate": RATE, "computing": COMPUTING}
+        computing = 0.125 if event == BRIEF else COMPUTING
+        cell = {"algorithm": algorithm, "event": event, "hosts": HOSTS, "rate": RATE, "computing": computing}
         yield cell
         if event == KILLED and algorithm == "async_gossip(Ring())":
             yield cell | {"elastic": False}

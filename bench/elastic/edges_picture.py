@@ -5,10 +5,10 @@ from matplotlib.figure import Figure
 from baguakit.pictures import PALE, blank, set_frame, style_of
 from bench.network.table import RESULTS, Table
 
-from .edges import ALGORITHMS, AT, EDGE, ENDS, EVENTS, KILLED, RANK, STANDS, STILL, cells
+from .edges import ALGORITHMS, AT, BRIEF, EDGE, ENDS, EVENTS, KILLED, RANK, STANDS, STILL, cells
 
 PICTURE = RESULTS / "elastic-edges.png"
-UNTIL = {EDGE: ENDS, RANK: ENDS, STILL: AT + STANDS, KILLED: AT}
+UNTIL = {EDGE: ENDS, RANK: ENDS, STILL: AT + STANDS, KILLED: AT, BRIEF: AT}
 EQUAL = "gradient_allreduce()"  # whose ranks are equal, so that it has no distance
 DISTINCT = {"decentralized(Ring())": {"linestyle": "-"}, "decentralized(OnePeerExact())": {"linestyle": "--"},
             "async_gossip(Ring())": {"linestyle": "-"}, "async_push_sum(Ring())": {"linestyle": "--"}}  # fmt: skip
@@ -16,7 +16,7 @@ DISTINCT = {"decentralized(Ring())": {"linestyle": "-"}, "decentralized(OnePeerE
 
 def draw(found: Table) -> Figure:
     """Return the picture of what has been measured under `bk.elastic`."""
-    figure = blank(10, 4.6)
+    figure = blank(12, 4.6)
     panels = figure.subplots(2, len(EVENTS), sharex=True, sharey="row")
     for (losses, distances), event in zip(panels.T, EVENTS, strict=True):
         losses.set_title(event, fontsize=9, loc="left")

@@ -169,6 +169,7 @@ def play(trial: Trial, path: str) -> dict[str, Any]:
     model = player.of_rank(comm.rank) if not player.alone else nn.Linear(1, 1)
     idle = torch.optim.SGD(model.parameters(), 0.0)
     with bk.attach(model, idle, made, comm=comm) as attachment:
+        comm.gather_objects(None)  # all have copied the weights with which they begin
         for number in range(1, trial.steps + 1):
             if computes:
                 player.step(number)

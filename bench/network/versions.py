@@ -6,8 +6,8 @@
 
 A share of the values of a bf16 tensor moves to a neighbour, as in a step of fine-tuning. A time is from the moment the
 first rank begins to the moment the last has the new values, whose digests must be equal. The line of either is what the
-first host must send once: the packed bytes, and all bytes. The hosts share the cores of one machine: what one of them
-computes alone, while the others wait, is told beside.
+first host must send once: the packed bytes, and all bytes. Four hosts share the two cores of one machine: what one of
+them computes alone, while the others wait, is told beside. Two hosts have a core each.
 """
 
 import statistics
@@ -28,7 +28,7 @@ from baguakit.sync.streams import taker
 from .exchanges import Task, told, turns
 from .train import on_every_host
 
-RATES, HOSTS, MIB, SHARES, REPEATS = ("100mbit", "500mbit"), 4, 256, (0.01, 0.03), 3
+RATES, HOSTS, MIB, SHARES, REPEATS = ("100mbit", "500mbit"), (4, 2), 256, (0.01, 0.03), 3
 DELIVERED = "  delivered"
 Sync = bk.sync.Publisher | bk.sync.Subscriber
 
@@ -36,7 +36,7 @@ Sync = bk.sync.Publisher | bk.sync.Subscriber
 def cells(quick: bool) -> list[dict[str, Any]]:
     """Return the cases to measure; quick: 16 MiB."""
     rest = {"mib": 16 if quick else MIB, "repeats": REPEATS}
-    return [{"hosts": HOSTS, "rate": rate, "share": share, **rest} for rate in RATES for share in SHARES]
+    return [{"hosts": n, "rate": rate, "share": share, **rest} for n in HOSTS for rate in RATES for share in SHARES]
 
 
 def measure(cell: dict[str, Any]) -> dict[str, Any]:

@@ -202,16 +202,16 @@ def test_over_gloo_too():
         with bk.attach(model, optimizer, bk.free_running(bk.stages.Mean())) as att:
             WeightRunner.launch_all = lambda *args, **kwargs: launched.append(att.step) or launch_all(*args, **kwargs)
             try:
-                for _ in range(150):
+                least = torch.zeros(1)
+                while least < 4:
                     model(torch.ones(1, 1)).sum().backward()
                     optimizer.step()
-                    dist.all_reduce(torch.ones(1))
+                    dist.all_reduce(least.fill_(len(launched)), dist.ReduceOp.MIN)
             finally:
                 WeightRunner.launch_all = launch_all
         return launched
 
     first, *others = ranks(3, run)
-    assert len(first) > 2
     for other in others:
         shared = min(len(first), len(other))
         assert shared >= len(first) - 1 and first[:shared] == other[:shared]

@@ -141,6 +141,18 @@ def test_a_seed_gives_one_simulation():
     assert runs[0] == runs[1] != runs[2] and len(runs[0].events) > 100
 
 
+def test_a_machine_that_comes_during_a_step_that_all_repeat_has_made_nothing():
+    machines = [Machine("m", 1.0), Machine("other", 1.0, count=2)]
+    group = simulation.Group(machines, lambda present: simulation.Pace([1.0, 1.0], [1.0, 1.0], 1.0), 0)
+    group.lose(0, 0.0)
+    group.go(0.5)
+    group.join(0)
+    group.lose(1, 0.0)
+    assert group.tokens == 0
+    group.go(1.5)
+    assert group.tokens == 2
+
+
 @given(
     st.lists(st.builds(Machine, st.just("m"), st.floats(0.1, 5), st.integers(1, 3), st.floats(1, 9),
                        st.none() | st.floats(5, 500), st.floats(0, 50)), min_size=1, max_size=3),

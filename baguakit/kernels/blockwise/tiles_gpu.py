@@ -58,7 +58,7 @@ def bytes_at(row_ptr, n, block, PLANE, FORM, BLOCK, WIDTH, COLUMNS):
     # If it held 16 codes, each access of a warp to the values would touch parts of many cache lines, but no whole line.
     HELD: tl.constexpr = min(WIDTH, 4 * PLANE)
     if COLUMNS:
-        return columns_at(row_ptr, block, HELD, BLOCK // STRIPES), None
+        return columns_at(row_ptr, block, HELD, BLOCK // STRIPES), 0
     else:
         width = tl.minimum(tl.maximum(n - block * BLOCK, 0), BLOCK)[None, :]
         stored = (width + (BLOCK - 1)) // BLOCK * BLOCK if FORM[PADDED] else width

@@ -151,27 +151,24 @@ def tiles_of(n, length, shards, TILE, MASKED):
 def place_of(tile, shard, n, length, FORM, BLOCK, BLOCKS, MASKED):
     """Return blocks and places of a tile of a shard, and masks: of the places in its row, and of those with a value."""
     block, at, inside = locate(tile, n, FORM, BLOCK, BLOCKS, MASKED)
-    if MASKED:
-        return block, at, inside, inside & (shard * n + at < length)
-    else:
-        return block, at, None, None
+    return block, at, inside, inside & (shard * n + at < length)
 
 
 @triton.jit
-def pointers(ptr, block, at, present, WIDTH, BLOCK):
+def pointers(ptr, block, at, MASKED, WIDTH, BLOCK):
     """Return pointers to the values of a tile, in columns if it is whole."""
-    return columns_at(ptr, block, WIDTH, BLOCK) if present is None else values_at(ptr, at, WIDTH, True)
+    return values_at(ptr, at, WIDTH, True) if MASKED else columns_at(ptr, block, WIDTH, BLOCK)
 
 
 @triton.jit
-def load_tile(ptr, block, at, present, WIDTH, BLOCK):
-    return in_blocks(load(pointers(ptr, block, at, present, WIDTH, BLOCK), present))
+def load_tile(ptr, block, at, present, MASKED, WIDTH, BLOCK):
+    return in_blocks(load(pointers(ptr, block, at, MASKED, WIDTH, BLOCK), present if MASKED else None))
 
 
 @triton.jit
-def store_tile(ptr, x, block, at, present, WIDTH, BLOCK):
-    there = pointers(ptr, block, at, present, WIDTH, BLOCK)
-    store(there, in_columns(x, there), present)
+def store_tile(ptr, x, block, at, present, MASKED, WIDTH, BLOCK):
+    there = pointers(ptr, block, at, MASKED, WIDTH, BLOCK)
+    store(there, in_columns(x, there), present if MASKED else None)
 
 
 @triton.jit
@@ -207,7 +204,7 @@ def spread(
     for step in range(count):
         row_ptr = memory_of(peers_ptr, (first + step) % ranks) + row_at
         if DECODE is None:
-            store_tile(row_ptr.to(tl.pointer_type(WORD)), codes, block, at, inside, WIDTH, BLOCK)
+            store_tile(row_ptr.to(tl.pointer_type(WORD)), codes, block, at, inside, MASKED, WIDTH, BLOCK)
         else:
             store_codes(row_ptr, header_at, codes, word, n, block, WORD, FORM, BLOCK, MASKED, WIDTH, not MASKED)
 
@@ -216,7 +213,7 @@ def spread(
 def fetched(row_ptr, header_at, n, block, at, inside, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH):
     """Return the values of a tile of a packed row, which are rotated if the format rotates."""
     if DECODE is None:
-        return widened(load_tile(row_ptr.to(tl.pointer_type(WORD)), block, at, inside, WIDTH, BLOCK))
+        return widened(load_tile(row_ptr.to(tl.pointer_type(WORD)), block, at, inside, MASKED, WIDTH, BLOCK))
     else:
         return load_values(row_ptr, header_at, n, block, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH, not MASKED)
 
@@ -232,7 +229,7 @@ def send(
         for tile in range(begin, end, tl.num_programs(0)):
             WIDTH: tl.constexpr = 1 if MASKED else WIDE  # masked values move one by one
             block, at, inside, present = place_of(tile, shard, n, length, FORM, BLOCK, BLOCKS, MASKED)
-            x = widened(load_tile(x_ptr + shard * n, block, at, present, WIDTH, BLOCK))
+            x = widened(load_tile(x_ptr + shard * n, block, at, present, MASKED, WIDTH, BLOCK))
             x = x if factor is None else x * factor
             coded = rotate(x, signs_ptr) if FORM[ROTATED] else x
             codes, word = packed(coded, False, n, block, inside, MEASURE, ENCODE, WORD, FORM, BLOCK, MASKED)
@@ -243,7 +240,7 @@ def send(
             if residual_ptr is not None:
                 values = unpacked(codes, word, DECODE, FORM)
                 lost = x - (restore(values, signs_ptr) if FORM[ROTATED] else values)
-                store_tile(residual_ptr + shard * n, lost, block, at, present, WIDTH, BLOCK)
+                store_tile(residual_ptr + shard * n, lost, block, at, present, MASKED, WIDTH, BLOCK)
 
 
 @triton.jit
@@ -277,8 +274,8 @@ def average(
             if residual_ptr is not None:
                 lost = mean - unpacked(codes, word, DECODE, FORM)
                 lost = restore(lost, signs_ptr) if FORM[ROTATED] else lost
-                begun = load_tile(residual_ptr + rank * n, block, at, present, WIDTH, BLOCK)
-                store_tile(residual_ptr + rank * n, begun + lost * ranks, block, at, present, WIDTH, BLOCK)
+                begun = load_tile(residual_ptr + rank * n, block, at, present, MASKED, WIDTH, BLOCK)
+                store_tile(residual_ptr + rank * n, begun + lost * ranks, block, at, present, MASKED, WIDTH, BLOCK)
 
 
 @triton.jit
@@ -293,7 +290,7 @@ def summed(
     """
     total = tl.zeros((BLOCK, BLOCKS), tl.float32) * SIGN  # `tl.full` would take -0.0 for 0.0
     if own_ptr is not None:
-        total = widened(load_tile(own_ptr, block, at, inside, WIDTH, BLOCK)) * tl.load(weights_ptr + rank)
+        total = widened(load_tile(own_ptr, block, at, inside, MASKED, WIDTH, BLOCK)) * tl.load(weights_ptr + rank)
     UNROLL: tl.constexpr = 1 if MASKED or weights_ptr is not None or FORM[ROTATED] else 4
     for peer in tl.range(ranks, loop_unroll_factor=UNROLL):
         if own_ptr is None or ((tl.load(heard_ptr + peer) > 0) & (peer != rank)):
@@ -334,11 +331,12 @@ def land(
                 else:
                     values = fetched(row_ptr, header_at, n, block, at, inside, DECODE, WORD, FORM, BLOCK, MASKED, WIDTH)
                     values = restore(values, signs_ptr) if FORM[ROTATED] else values
-                store_tile(x_ptr + shard * n, values, block, at, present, WIDTH, BLOCK)
+                store_tile(x_ptr + shard * n, values, block, at, present, MASKED, WIDTH, BLOCK)
                 if largest is not None:  # magnitudes keep their order as integers, and NaN
                     bits = rounded(values, dtype).to(tl.float32).to(tl.int32, bitcast=True) & 0x7FFFFFFF
                     largest = tl.maximum(largest, tl.where(present, bits, 0) if MASKED else bits)
             else:
                 NAN: tl.constexpr = float("nan") if tl.constexpr(dtype.is_floating()) else -1  # the bits of one
-                store_tile(x_ptr + shard * n, tl.full((BLOCK, BLOCKS), NAN, dtype), block, at, present, WIDTH, BLOCK)
+                nan = tl.full((BLOCK, BLOCKS), NAN, dtype)
+                store_tile(x_ptr + shard * n, nan, block, at, present, MASKED, WIDTH, BLOCK)
     return largest
