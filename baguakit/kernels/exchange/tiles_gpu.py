@@ -339,4 +339,5 @@ def land(
                 NAN: tl.constexpr = float("nan") if tl.constexpr(dtype.is_floating()) else -1  # the bits of one
                 nan = tl.full((BLOCK, BLOCKS), NAN, dtype)
                 store_tile(x_ptr + shard * n, nan, block, at, present, MASKED, WIDTH, BLOCK)
-    return largest
+    if largest is not None:
+        return largest
