@@ -231,6 +231,7 @@ class Group:
         made, length = self.steps[k], pace.lengths[k]
         landed = whole((made - self.delay) / length) * length
         self.kept += self.kinds[k].tokens * max(0.0, landed - came)
+        # Rounds may have been slower as this step began: then this takes away too many.
         self.rounds = max(0.0, self.rounds - (made - whole(made)) * pace.steps[k] / pace.round)
         self.steps = [float(whole(each)) for each in self.steps]
         self.came[i] = None
