@@ -1,25 +1,26 @@
 """Pack what differs between two tensors, and put it into the older one. No bit is lost, whatever the dtype.
 
 bytes      what
-0 – 15     the digest (SHA-1) of all bytes behind it
+0 – 15     a digest of all bytes behind it: SHA-1 of their `fold` (kernels/changes) and their number (int64)
 16 – 23    n, the number of words, as an integer, lowest byte first
 24         the bytes of a word: those of a value, and 8 for a value of 16
-25         the version of this format, 1
+25         the version of this format, 2
 32 –       a bit for each block of 4,096 words, whether it has changed; padded to a multiple of 4 bytes
 then       the heads of the changed blocks, of 4 bytes; then what is packed of each (kernels/changes)
 """
 
+import hashlib
+
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ..arguments import checked, describe, tensor
-from ..hashing import digest
 from ..kernels.changes import definition as blocks
 from ..kernels.operators import home_of
-from .streams import integer_of, number
+from .streams import integer_of
 
-DIGEST, HEADER, FORMAT = 16, 32, 1
+DIGEST, HEADER, FORMAT = 16, 32, 2
 Parts = tuple[Tensor, Tensor, Tensor]
 
 
@@ -41,10 +42,12 @@ def changes(new: Tensor, old: Tensor) -> Tensor:
     size = word_bytes(new)
     there = bytes_of(old)
     heads, packed = home_of(there, "changes", old).encode(bytes_of(plain(new)), there, size)
-    changed = heads != 0
-    bits = pad(changed, (0, -len(heads) % 32)).view(-1, 8) * torch.tensor(blocks.BITS, device=new.device)
-    start = torch.cat([number(new.nbytes // size, 8), number(size + 256 * FORMAT, 8)])
-    return sealed(start.to(new.device), bits.sum(1).to(torch.uint8), heads[changed].view(torch.uint8), *packed)
+    told = heads.cpu().numpy()
+    changed = np.zeros(-(-len(told) // 32) * 32, bool)
+    np.not_equal(told, 0, out=changed[: len(told)])
+    start = np.array([new.nbytes // size, size + 256 * FORMAT], np.int64)
+    parts = start.view(np.uint8), np.packbits(changed, bitorder="little"), told[changed[: len(told)]].view(np.uint8)
+    return sealed(torch.from_numpy(np.concatenate(parts)).to(new.device), *packed)
 
 
 @checked
@@ -82,11 +85,12 @@ def read(packed: Tensor, x: Tensor, nbytes: int) -> Parts:
         raise ValueError(f"packed has the changes of {words} values of {int(body[8])} bytes; x is {describe(x)}")
     count = -(-words // blocks.BLOCK)
     at = HEADER - DIGEST + -(-count // 32) * 4
-    bits = body[HEADER - DIGEST : at, None] & torch.tensor(blocks.BITS, dtype=torch.uint8, device=x.device)
-    changed = bits.view(-1)[:count] != 0
+    bits = body[HEADER - DIGEST : at].cpu().numpy()
+    changed = np.unpackbits(bits, count=count, bitorder="little").astype(bool)
     end = at + 4 * int(changed.sum())
-    heads = torch.zeros(count, dtype=torch.int32, device=x.device)
-    heads[changed] = body[at:end].clone().view(torch.int32)
+    told = np.zeros(count, np.int32)
+    told[changed] = body[at:end].cpu().numpy().view(np.int32)
+    heads = torch.from_numpy(told).to(x.device)
     lengths = blocks.lengths_of(heads)
     if int(lengths.sum()) != len(body) - end:
         raise ValueError(f"packed is {len(packed)} bytes long, {int(lengths.sum()) + end + DIGEST} are right")
@@ -111,12 +115,17 @@ def bytes_of(x: Tensor) -> Tensor:
 def sealed(*body: Tensor) -> Tensor:
     """Return bytes behind their digest."""
     packed = torch.cat([body[0].new_empty(DIGEST), *body])
-    packed[:DIGEST] = torch.frombuffer(bytearray(digest(packed[DIGEST:])), dtype=torch.uint8)
+    packed[:DIGEST] = torch.frombuffer(bytearray(digest_of(packed[DIGEST:])), dtype=torch.uint8)
     return packed
 
 
 def opened(packed: Tensor) -> Tensor:
     """Return the bytes behind a digest; raise a ValueError unless it is theirs."""
-    if len(packed) < HEADER or bytes(packed[:DIGEST].tolist()) != digest(packed[DIGEST:]):
-        raise ValueError(f"the digest of the {len(packed)} packed bytes is not theirs; they were damaged on their way")
+    if len(packed) < HEADER or bytes(packed[:DIGEST].tolist()) != digest_of(packed[DIGEST:]):
+        raise ValueError(f"the {len(packed)} packed bytes were damaged, or another version of baguakit has packed them")
     return packed[DIGEST:]
+
+
+def digest_of(x: Tensor) -> bytes:
+    sums: Tensor = home_of(x, "changes").fold(x).cpu()
+    return hashlib.sha1(sums.numpy().tobytes() + len(x).to_bytes(8, "little"), usedforsecurity=False).digest()[:DIGEST]

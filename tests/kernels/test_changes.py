@@ -105,3 +105,26 @@ def test_drawn_pairs(pairs):
         assert torch.equal(x, new), (i, size, n, share, exponent)
         assert torch.equal(old, new), (i, size, n, share, exponent)
         assert len(packed) <= len(new), (i, size, n, share, exponent)
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 1023, 1024, 1025, 5000])
+def test_a_byte_that_changes_changes_both_sums_of_its_kib_alone(n):
+    if cpu.functions("changes") is None:
+        pytest.skip("no C compiler")
+    x = torch.randint(0, 256, (n,), dtype=torch.uint8, generator=torch.Generator().manual_seed(n))
+    sums = changes.fold(x)
+    assert sums.shape == (-(-n // changes.ROW), 2)
+    assert torch.equal(changes_cpu.fold(x), sums)
+    for at in range(0, n, 7):
+        x[at] ^= 1 + at % 255
+        differ = changes_cpu.fold(x) != sums
+        assert differ[at // changes.ROW].all() and differ.sum() == 2, at
+        x[at] ^= 1 + at % 255
+
+
+def test_sums_are_those_of_whole_numbers():
+    x = torch.randint(0, 256, (changes.ROW,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    words = [int.from_bytes(bytes(x[i : i + 4].tolist()), "little") for i in range(0, changes.ROW, 4)]
+    for keys, found in zip(changes.keys().tolist(), changes.fold(x)[0].tolist(), strict=True):
+        mixed = [(word + key) % 2**32 for word, key in zip(words, keys, strict=True)]
+        assert found % 2**64 == sum(a * b for a, b in zip(mixed[:128], mixed[128:], strict=True)) % 2**64

@@ -3,16 +3,38 @@
 
 enum { BLOCK = 4096, LINE = 256, LINES = 1, BITMAP = 2, ALL = 3, SPAN = 64 };
 
-#ifdef __AVX512VBMI2__
+#ifdef __AVX2__
 #include <immintrin.h>
+#endif
+
+/* Return the highest bits of 64 bytes that are 0 or 255. */
+INLINE uint64_t signs(const uint8_t *bytes)
+{
+    uint64_t some = 0;
+#ifdef __AVX2__
+    for (int i = 0; i < 64; i += 32)
+        some |= (uint64_t)(uint32_t)_mm256_movemask_epi8(_mm256_loadu_si256((const void *)(bytes + i))) << i;
+#else
+    for (int i = 0; i < 64; i += 8) {
+        uint64_t eight;
+        memcpy(&eight, bytes + i, 8);
+        some |= ((eight & 0x0101010101010101u) * 0x0102040810204080u >> 56) << i;
+    }
+#endif
+    return some;
+}
+
+#ifdef __AVX512VBMI2__
+static const uint8_t from_0[64] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
+                                   22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43,
+                                   44, 45, 46, 47, 48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63};
 
 /* Write the places, from `first` on, of the bits of `some` behind the m-th place; return how many there are then. */
 INLINE int spread(uint64_t some, int first, uint16_t *restrict places, int m)
 {
-    static const uint16_t from_0[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
-                                        16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+    __m512i places_0 = _mm512_cvtepu8_epi16(_mm256_loadu_si256((const void *)from_0));
     for (int i = 0; i < 64; i += 32, some >>= 32) {
-        __m512i all = _mm512_add_epi16(_mm512_loadu_si512(from_0), _mm512_set1_epi16((short)(first + i)));
+        __m512i all = _mm512_add_epi16(places_0, _mm512_set1_epi16((short)(first + i)));
         _mm512_storeu_si512(places + m, _mm512_maskz_compress_epi16((uint32_t)some, all));
         m += __builtin_popcount((uint32_t)some);
     }
@@ -21,8 +43,11 @@ INLINE int spread(uint64_t some, int first, uint16_t *restrict places, int m)
 #else
 INLINE int spread(uint64_t some, int first, uint16_t *restrict places, int m)
 {
-    for (; some; some &= some - 1) places[m++] = (uint16_t)(first + __builtin_ctzll(some));
-    return m;
+    int count = __builtin_popcountll(some);
+    for (int k = 0; k == 0 || k < count; k += 4) /* four at once: how often this repeats cannot be predicted */
+        for (int j = k; j < k + 4; j++, some &= some - 1)
+            places[m + j] = (uint16_t)(first + (some ? __builtin_ctzll(some) : 0));
+    return m + count;
 }
 #endif
 
@@ -91,25 +116,53 @@ typedef struct { const uint8_t *new; uint8_t *old; int32_t *heads; uint8_t *slot
 
 static i64 spans_of(i64 n) { return (n + SPAN * BLOCK - 1) / (SPAN * BLOCK); }
 
+/* Pack the blocks from word `first` on, one behind the other; return how many bytes they have. */
+static i64 encode_blocks(const Encode *c, i64 first, i64 last, uint8_t *begin)
+{
+    Encoder *encode = c->size == 1 ? encode8 : c->size == 2 ? encode16 : c->size == 4 ? encode32 : encode64;
+    uint8_t *end = begin;
+    for (; first < least(c->n, last); first += BLOCK)
+        c->heads[first / BLOCK] =
+            encode(c->new + first * c->size, c->old + first * c->size, (int)least(BLOCK, c->n - first), &end);
+    return end - begin;
+}
+
 /* What is packed of a span begins where its values would; ends[i] is how many bytes it has. */
 static void encode_span(const void *context, i64 i)
 {
     const Encode *c = context;
-    Encoder *encode = c->size == 1 ? encode8 : c->size == 2 ? encode16 : c->size == 4 ? encode32 : encode64;
-    uint8_t *begin = c->slots + i * SPAN * BLOCK * c->size, *end = begin;
-    for (i64 first = i * SPAN * BLOCK; first < least(c->n, (i + 1) * SPAN * BLOCK); first += BLOCK)
-        c->heads[first / BLOCK] =
-            encode(c->new + first * c->size, c->old + first * c->size, (int)least(BLOCK, c->n - first), &end);
-    c->ends[i] = end - begin;
+    c->ends[i] = encode_blocks(c, i * SPAN * BLOCK, (i + 1) * SPAN * BLOCK, c->slots + i * SPAN * BLOCK * c->size);
 }
 
 /* Pack all spans, one behind the other; ends[0] then is how many bytes they have. */
 void changes_encode(const Encode *c)
 {
+    if (c->threads == 1) { /* less memory is written */
+        c->ends[0] = encode_blocks(c, 0, c->n, c->slots);
+        return;
+    }
     parallel(encode_span, c, spans_of(c->n), c->threads);
     for (i64 i = 1; i < spans_of(c->n); c->ends[0] += c->ends[i++])
         memmove(c->slots + c->ends[0], c->slots + i * SPAN * BLOCK * c->size, c->ends[i]);
 }
+
+enum { ROW = 256 }; /* words of 4 bytes */
+typedef struct { const uint8_t *x; const uint32_t *keys; uint64_t *sums; i64 n, threads; } Fold;
+
+static void fold_row(const void *context, i64 i)
+{
+    const Fold *c = context;
+    uint32_t x[ROW] = {0};
+    memcpy(x, c->x + 4 * ROW * i, least(4 * ROW, c->n - 4 * ROW * i));
+    for (int one = 0; one < 2; one++) {
+        const uint32_t *k = c->keys + one * ROW;
+        uint64_t sum = 0;
+        for (int j = 0; j < ROW / 2; j++) sum += (uint64_t)(x[j] + k[j]) * (x[j + ROW / 2] + k[j + ROW / 2]);
+        c->sums[2 * i + one] = sum;
+    }
+}
+
+void changes_fold(const Fold *c) { parallel(fold_row, c, (c->n + 4 * ROW - 1) / (4 * ROW), c->threads); }
 
 typedef void Adder(void *x, const Found *f);
 typedef struct { uint8_t *x; const int32_t *heads; const i64 *starts; const uint8_t *packed; i64 n, size, threads; } Add;

@@ -1,5 +1,7 @@
 """The values that have changed, bit for bit: `encode` finds and packs them, `add_` puts them into the old values.
 
+`fold` makes bytes 64 times shorter before they are digested.
+
 Values are words of `size` bytes (1, 2, 4 or 8) in blocks of 4,096, which are 16 lines of 256. In a block
 
     d     = new − old, modulo 2^(8 size), as a signed integer      0 where nothing has changed
@@ -20,13 +22,21 @@ neighbour most of the time, so that d has one byte where the value has two.
 This file is the definition; `cpu.py` and `gpu.py` give the same bytes on CPUs and GPUs.
 """
 
+import functools
+
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+from ...hashing import mixed
 
 BLOCK, LINE = 4096, 256
 LINES, BITMAP, ALL = 1, 2, 3
 WORDS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 BITS = [1 << i for i in range(8)]
+ROW = 1024  # bytes
+AT_ONCE = 1 << 22  # bytes
 
 
 def encode(new: Tensor, old: Tensor, size: int) -> tuple[Tensor, list[Tensor]]:
@@ -50,7 +60,7 @@ def _encode_block(new: Tensor, old: Tensor, size: int) -> tuple[int, Tensor]:
         return 0, torch.empty(0, dtype=torch.uint8, device=d.device)
     largest = int((d ^ (d >> 63)).max())  # ~d where d is negative
     w = 1 + sum(largest >= 1 << (8 * bytes - 1) for bytes in range(1, size))
-    mask = torch.nn.functional.pad(changed, (0, BLOCK - n))
+    mask = pad(changed, (0, BLOCK - n))
     counts = mask.view(-1, LINE).sum(1)
     lengths = {LINES: 16 + m * (1 + w), BITMAP: BLOCK // 8 + m * w, ALL: n * w}
     if int(counts.max()) == LINE:
@@ -97,3 +107,24 @@ def add_(x: Tensor, size: int, heads: Tensor, starts: Tensor, packed: Tensor) ->
         d = sum((planes[byte] << 8 * byte for byte in range(w)), start=planes.new_zeros(m))
         d = (d << 64 - 8 * w) >> 64 - 8 * w  # the sign
         block[places] = (block[places].long() + d).to(block.dtype)
+
+
+@functools.cache
+def keys() -> Tensor:
+    """Return the keys of `fold`: 2 × 256 numbers of 32 bits (int32)."""
+    return torch.from_numpy(mixed(np.arange(ROW // 4, dtype=np.uint64)).view(np.int32).reshape(2, -1).copy())
+
+
+def fold(x: Tensor) -> Tensor:
+    """Return two sums (int64) for each KiB of bytes, of which the last is padded with zeros.
+
+    A KiB is 256 words x_j, and a sum is Σ_{j < 128} (x_j + k_j mod 2³²) (x_{j + 128} + k_{j + 128} mod 2³²) mod 2⁶⁴: NH
+    (Black et al., UMAC, 1999). Under keys k that were drawn, one that was damaged has the same sums once in 2⁶⁴ times.
+    """
+    k = keys().to(x.device).long()
+    sums = [torch.empty(0, 2, dtype=torch.int64, device=x.device)]
+    for part in x.split(AT_ONCE) if len(x) else ():
+        words = pad(part, (0, -len(part) % ROW)).clone().view(torch.int32).view(-1, 1, ROW // 4).long()
+        a, b = (words + k & 0xFFFFFFFF).chunk(2, -1)
+        sums.append((a * b).sum(-1))
+    return torch.cat(sums)

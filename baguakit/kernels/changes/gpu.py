@@ -13,6 +13,8 @@ from torch import Tensor
 from ..gpu import launch, load, tiled
 from . import definition as changes
 
+fold = changes.fold
+
 BLOCK, LINE = tl.constexpr(changes.BLOCK), tl.constexpr(changes.LINE)
 LINES, BITMAP, ALL = tl.constexpr(changes.LINES), tl.constexpr(changes.BITMAP), tl.constexpr(changes.ALL)
 COUNTS, BITS = tl.constexpr(changes.BLOCK // changes.LINE), tl.constexpr(changes.BLOCK // 8)

@@ -1,90 +1,100 @@
 /* The operations of definition.py on a block of words of BITS bits: cpu.c includes this file for each. WORD is the type
    of a word, DIFFERENCE a signed type that holds it, in whose size compilers vectorise, and NAMED(f) the name of f. */
 
-/* Return a bit for each of 64 words: whether it differs. Of them n are there; none if n is negative. */
-INLINE uint64_t NAMED(differing)(const WORD *restrict x, const WORD *restrict y, int n)
+/* What has changed in a block: a bit for each word, the count of each line, and of the changed ones the place and d. */
+typedef struct {
+    _Alignas(64) uint64_t bits[BLOCK / 64];
+    int counts[BLOCK / LINE];
+    uint8_t places[BLOCK + 64];
+    WORD d[BLOCK + 64];
+} NAMED(Changed);
+
+/* Take what has changed in a whole block, and copy it; return how many words. */
+static int NAMED(take)(const WORD *restrict new, WORD *restrict old, NAMED(Changed) *restrict c)
 {
-    uint64_t some = 0;
+    int m = 0;
+    memset(c->counts, 0, sizeof c->counts);
 #ifdef __AVX512VBMI2__
-    if (n >= 64) {
-        for (int i = 0; i < 64; i += 512 / BITS) {
-            __m512i a = _mm512_loadu_si512(x + i), b = _mm512_loadu_si512(y + i);
-            some |= (uint64_t)JOIN(_mm512_cmpneq_epi, BITS, _mask)(a, b) << i;
+    WORD unused[64];
+    for (int i = 0; i < BLOCK; i += 64) {
+        uint64_t some = 0;
+        int before = m;
+        for (int j = 0; j < 64; j += 512 / BITS) {
+            __m512i a = _mm512_loadu_si512(new + i + j), b = _mm512_loadu_si512(old + i + j);
+            uint64_t here = JOIN(_mm512_cmpneq_epi, BITS, _mask)(a, b);
+            __m512i d = JOIN(_mm512_sub_epi, BITS, )(a, b);
+            _mm512_storeu_si512(c->d + m, JOIN(_mm512_maskz_compress_epi, BITS, )(here, d));
+            _mm512_storeu_si512(here ? old + i + j : unused, a); /* not a branch, which could not be predicted */
+            some |= here << j;
+            m += __builtin_popcountll(here);
         }
-        return some;
+        __m512i all = _mm512_add_epi8(_mm512_loadu_si512(from_0), _mm512_set1_epi8((char)i));
+        _mm512_storeu_si512(c->places + before, _mm512_maskz_compress_epi8(some, all));
+        c->bits[i / 64] = some;
+        c->counts[i / LINE] += m - before;
+    }
+#else
+    uint16_t places[BLOCK + 64];
+    for (int i = 0; i < BLOCK; i += 64) {
+        uint8_t differs[64];
+        for (int j = 0; j < 64; j++) differs[j] = new[i + j] != old[i + j] ? 255 : 0;
+        uint64_t some = c->bits[i / 64] = signs(differs);
+        c->counts[i / LINE] += spread(some, i, places, m) - m;
+        m += __builtin_popcountll(some);
+    }
+    for (int k = 0; k < m; k++) {
+        int at = places[k];
+        c->places[k] = (uint8_t)at;
+        c->d[k] = (WORD)((UNSIGNED)new[at] - (UNSIGNED)old[at]);
+        old[at] = new[at];
     }
 #endif
-    uint8_t flags[64] = {0};
-    if (n >= 64)
-        for (int i = 0; i < 64; i++) flags[i] = x[i] != y[i];
-    else
-        for (int i = 0; i < n; i++) flags[i] = x[i] != y[i];
-    for (int i = 0; i < 64; i += 8) {
-        uint64_t eight;
-        memcpy(&eight, flags + i, 8);
-        some |= (eight * 0x0102040810204080u >> 56) << i;
-    }
-    return some;
+    return m;
 }
 
-/* Pack a block, copy what has changed, and return the head; *end then is behind what was packed. */
-static int32_t NAMED(encode)(const void *from, void *to, int n, uint8_t **end)
+/* Pack a whole block, of which n words are there; copy what has changed, and return the head. */
+static int32_t NAMED(encode_whole)(const void *new, void *old, int n, uint8_t **end)
 {
-    _Alignas(64) uint64_t bits[BLOCK / 64];
-    uint16_t places[BLOCK + 64];
-    _Alignas(64) DIFFERENCE d[BLOCK + 64];
-    uint8_t bytes[BLOCK + 64];
-    const WORD *new = from;
-    WORD *old = to;
-    int counts[BLOCK / LINE], m = 0, w = 1, most = 0;
-    for (int line = 0; line < BLOCK / LINE; line++) {
-        int before = m;
-        for (int i = line * LINE; i < (line + 1) * LINE; i += 64) {
-            bits[i / 64] = NAMED(differing)(new + i, old + i, n - i);
-            m = spread(bits[i / 64], i, places, m);
-        }
-        counts[line] = m - before;
-        most = counts[line] > most ? counts[line] : most;
-    }
+    NAMED(Changed) c;
+    int m = NAMED(take)(new, old, &c), w = 1, most = 0;
     if (m == 0) return 0;
-    int dense = 4 * m > n || n < LINE, told = dense ? n : m;
-    if (dense)
-        for (int i = 0; i < n; i++) d[i] = (WORD)(DIFFERENCE)((UNSIGNED)new[i] - (UNSIGNED)old[i]);
-    else
-        for (int k = 0; k < m; k++) {
-            int at = places[k];
-            d[k] = (WORD)(DIFFERENCE)((UNSIGNED)new[at] - (UNSIGNED)old[at]);
-            old[at] = new[at];
-        }
-    DIFFERENCE largest = 0;
-    memset(d + told, 0, 64 * sizeof d[0]); /* so loops may run in whole vectors */
-    for (int k = 0; k < told; k += 64)
-        for (int i = k; i < k + 64; i++) largest |= d[i] ^ (d[i] < 0 ? -1 : 0);
+    for (int line = 0; line < BLOCK / LINE; line++) most = c.counts[line] > most ? c.counts[line] : most;
+    WORD largest = 0;
+    for (int k = 0; k < m; k++) largest |= c.d[k] ^ (c.d[k] < 0 ? -1 : 0);
     while (w < (int)sizeof(WORD) && largest >> (8 * w - 1)) w++;
     int kind = LINES, length = 16 + m * (1 + w);
     if (most == LINE || BLOCK / 8 + m * w < length) kind = BITMAP, length = BLOCK / 8 + m * w;
-    if (n * w < length) kind = ALL, m = n;
-    uint8_t *restrict out = *end;
+    if (n * w < length) kind = ALL;
+    uint8_t *out = *end;
     if (kind == LINES) {
-        for (int line = 0; line < BLOCK / LINE; line++) *out++ = (uint8_t)counts[line];
-        for (int k = 0; k < m; k += 64)
-            for (int i = k; i < k + 64; i++) bytes[i] = (uint8_t)places[i];
-        memcpy(out, bytes, m);
+        for (int line = 0; line < BLOCK / LINE; line++) *out++ = (uint8_t)c.counts[line];
+        memcpy(out, c.places, m);
         out += m;
     } else if (kind == BITMAP) {
-        memcpy(out, bits, BLOCK / 8);
+        memcpy(out, c.bits, BLOCK / 8);
         out += BLOCK / 8;
+    } else if (m < n) {
+        for (int i = n - 1, k = m - 1; i >= 0; i--) /* what is read is never behind what is written: k <= i */
+            c.d[i] = c.bits[i / 64] >> i % 64 & 1 ? c.d[k--] : 0;
+        m = n;
     }
-    if (kind != ALL && dense) /* only now: what is packed of a block that has all is not moved */
-        for (int k = 0; k < m; k++) d[k] = d[places[k]];
-    for (int byte = 0; byte < w; byte++, out += m) {
-        for (int k = 0; k < m; k += 64)
-            for (int i = k; i < k + 64; i++) bytes[i] = (uint8_t)(d[i] >> 8 * byte);
-        memcpy(out, bytes, m);
-    }
-    if (dense) memcpy(old, new, n * sizeof(WORD));
+    for (int byte = 0; byte < w; byte++, out += m)
+        for (int k = 0; k < m; k++) out[k] = (uint8_t)(c.d[k] >> 8 * byte);
     *end = out;
     return m + (w << 16) + (kind << 20);
+}
+
+/* Pack a block, copy what has changed, and return the head; *end then is behind what was packed. */
+static int32_t NAMED(encode)(const void *new, void *old, int n, uint8_t **end)
+{
+    if (n < BLOCK) {
+        WORD from[BLOCK] = {0}, to[BLOCK] = {0};
+        memcpy(from, new, n * sizeof(WORD));
+        memcpy(to, old, n * sizeof(WORD));
+        memcpy(old, new, n * sizeof(WORD));
+        return NAMED(encode_whole)(from, to, n, end);
+    }
+    return NAMED(encode_whole)(new, old, n, end);
 }
 
 /* Return the k-th of m signed numbers of w bytes; w is a constant where this is inlined. */
