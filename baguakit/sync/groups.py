@@ -4,8 +4,8 @@ The bytes go along the chain 0, 1, 2 … in messages, so that all links work at 
 with n ranks, S bytes and messages of M bytes, the last rank has them after (S + (n − 2) M) / B.
 
 Rank 0 does not know how many bytes there will be. So each message begins with the lengths of up to two later ones, as
-int64, 0 for none: who has received it waits for these. Rank 0 sends the first when it has packed FIRST more, and is
-further ahead with each, up to MOST, so that the time on the way limits no rate before MOST messages are on their way.
+int64, 0 for none: who has received it waits for these. The first has nothing else. Rank 0 is further ahead with each,
+up to MOST, so that the time on the way limits no rate before MOST messages are on their way.
 """
 
 import contextlib
@@ -18,10 +18,10 @@ import torch
 from torch import Tensor
 
 from ..comm import Comm, device_of
-from .streams import Pieces, Take, taker
+from .streams import Pieces, Take, in_thread, taker
 
 PIECE, HEAD = 1 << 17, 16  # bytes
-FIRST, MOST = 2, 64  # messages
+MOST = 64  # messages
 
 
 class Group:
@@ -30,8 +30,17 @@ class Group:
     def __init__(self, comm: Comm, most: float, publishes: bool) -> None:
         if publishes != (comm.rank == 0):
             raise ValueError(f"rank 0 of a Comm has the Publisher, and every other a Subscriber; this is {comm.rank}")
-        self.comm, self.most, self.publishes = comm, most, publishes
+        self._comm: Comm | None = comm
+        self.most, self.publishes = most, publishes
         self.log: dict[int, Tensor] = {}  # changes by the version that they lead to
+
+    @property
+    def comm(self) -> Comm:
+        if self._comm is None:
+            raise RuntimeError(
+                "an exchange has failed here; form a group of those who are left, and call regroup(comm)"
+            )
+        return self._comm
 
     def begin(self) -> int:
         return -1
@@ -43,7 +52,11 @@ class Group:
 
     def add(self, packet: Pieces, run: str, version: int, whole: bool, copy: Callable[[], Pieces]) -> None:
         """Send what leads to this version from the oldest that a rank has; the whole copy if that is not kept."""
-        oldest = min(v if r == run else -1 for v, r in self.comm.gather_objects([version, run], plain=True))
+        told = [torch.empty(2, dtype=torch.int64, device=device_of(self.comm.group)) for _ in range(1, self.comm.size)]
+        with self._holding():
+            for work in [self.comm.receive_later(x, rank) for rank, x in enumerate(told, 1)]:
+                work.wait()
+        oldest = min((v if r == number_of(run) else -1 for v, r in map(Tensor.tolist, told)), default=version)
         missed = range(oldest + 1, version)
         if not whole:
             packet = self._kept(packet, version)
@@ -66,8 +79,10 @@ class Group:
     @contextlib.contextmanager
     def packets_after(self, version: int, run: str) -> Iterator[list[tuple[str, Take]]]:
         """Give the packets that come from rank 0, and pass them on: all of them, whatever is wrong with them."""
-        self.comm.gather_objects([version, run], plain=True)
-        pieces = self._passed_on(self._received())
+        there = device_of(self.comm.group)
+        with self._holding():
+            self.comm.send_later(torch.tensor([version, number_of(run)], device=there), 0).wait()
+        pieces = in_thread(self._passed_on(self._received(there)))
         try:
             yield [("from rank 0", taker(pieces))]
         finally:
@@ -75,24 +90,22 @@ class Group:
 
     def _cut(self, packet: Pieces) -> Pieces:
         """Yield the messages of rank 0."""
-        take = taker(packet)
-        ahead = deque(piece for _ in range(FIRST) if len(piece := take(PIECE)))
-        self.comm.broadcast_object(list(map(len, ahead)))
+        take, ahead = taker(packet), deque([torch.empty(0, dtype=torch.uint8)])
         while ahead:
             piece, later = ahead.popleft(), [take(PIECE), take(PIECE if len(ahead) < MOST else 0)]
             ahead.extend(filter(len, later))
             lengths = torch.tensor(list(map(len, later)), dtype=torch.int64)
             yield torch.cat([lengths.view(torch.uint8), piece]).to(device_of(self.comm.group))
 
-    def _received(self) -> Pieces:
+    def _received(self, there: torch.device) -> Pieces:
         """Yield the messages that come from the rank before."""
         tags = itertools.count()
 
         def expected(length: int) -> tuple[Tensor, Any]:
-            message = torch.empty(HEAD + length, dtype=torch.uint8, device=device_of(self.comm.group))
+            message = torch.empty(HEAD + length, dtype=torch.uint8, device=there)
             return message, self.comm.receive_later(message, self.comm.rank - 1, next(tags))
 
-        coming = deque(map(expected, self.comm.broadcast_object(None)))
+        coming = deque([expected(0)])
         while coming:
             message, work = coming.popleft()
             work.wait()
@@ -102,11 +115,25 @@ class Group:
     def _passed_on(self, messages: Pieces) -> Pieces:
         """Yield the bytes of messages when they are on their way to the next rank; at the end all of them are there."""
         going: deque[Any] = deque()
-        for tag, message in enumerate(messages):
-            if self.comm.rank < self.comm.size - 1:
-                going.append(self.comm.send_later(message, self.comm.rank + 1, tag))
-            if len(going) > MOST:
-                going.popleft().wait()
-            yield message[HEAD:].cpu()
-        for each in going:
-            each.wait()
+        with self._holding():
+            for tag, message in enumerate(messages):
+                if self.comm.rank < self.comm.size - 1:
+                    going.append(self.comm.send_later(message, self.comm.rank + 1, tag))
+                if len(going) > MOST:
+                    going.popleft().wait()
+                yield message[HEAD:].cpu()
+            for each in going:
+                each.wait()
+
+    @contextlib.contextmanager
+    def _holding(self) -> Iterator[None]:
+        """After an error in a `with` block, hold the group no longer: others hear of it as its connections close."""
+        try:
+            yield
+        except Exception:
+            self._comm = None
+            raise
+
+
+def number_of(run: str) -> int:
+    return int(run or "0", 16)

@@ -67,9 +67,14 @@ def apply_(x: Tensor, packed: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def add_(x: Tensor, parts: Parts) -> Tensor:
+def add_(x: Tensor, parts: Parts, sign: int = 1) -> Tensor:
+    """Add packed differences to the values of `x`, or subtract them: −(−x + d)."""
     whole = plain(x)
-    home_of(there := bytes_of(whole), "changes", whole).add_(there, word_bytes(x), *parts)
+    there, size = bytes_of(whole), word_bytes(x)
+    words = there.view(blocks.WORDS[size]) if sign < 0 else there[:0]
+    words.neg_()
+    home_of(there, "changes", whole).add_(there, size, *parts)
+    words.neg_()
     return x if whole is x else x.copy_(whole)
 
 

@@ -5,6 +5,9 @@ bytes      what
 16 –       n bytes
 """
 
+import queue
+import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
@@ -44,6 +47,27 @@ def taker(pieces: Iterable[Tensor]) -> Take:
         return whole[: min(n, count)]
 
     return take
+
+
+def in_thread(pieces: Pieces) -> Pieces:
+    """Yield pieces that a thread takes as they come, so that what is done with one of them does not delay the next."""
+    there: queue.SimpleQueue[Tensor | BaseException | None] = queue.SimpleQueue()
+
+    def take_all() -> None:
+        try:
+            deque(map(there.put, pieces), 0)
+            there.put(None)
+        except BaseException as error:
+            there.put(error)
+
+    threading.Thread(target=take_all, name="baguakit sync", daemon=True).start()
+    while (piece := there.get()) is not None:
+        if isinstance(piece, BaseException):
+            try:
+                raise piece
+            finally:
+                del piece  # else the error, and with it the group, would be held until the next garbage collection
+        yield piece
 
 
 def number(n: int, bytes: int) -> Tensor:

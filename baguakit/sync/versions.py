@@ -10,6 +10,7 @@ changes from 7 do not fit.
 import contextlib
 import json
 import uuid
+from collections import deque
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from .packing import Parts, add_, changes, opened, plain, read, sealed
 from .streams import Pieces, Take, framed, next_body
 
 Tensors = nn.Module | Mapping[str, Tensor]
+Step = tuple[int, int, Parts]  # which part of a tensor, from which version, and what is packed of it
 NOTHING = -1  # the version before the first
 RANGE = 1 << 23  # bytes of a tensor that are packed at once
 FORMAT = 2  # of packets
@@ -77,10 +79,13 @@ class Subscriber:
         tensors: as for `Publisher`: of the names, shapes and dtypes that are published, with any strides and devices.
         source: the folder, or the `Comm`, of which this is any rank but 0.
         some: follow only some of the published tensors.
+        early: apply changes as they come, and take them back if one that comes later is damaged or missing. Otherwise
+            nothing is applied before everything is there. It is sooner, but tensors are between two versions as long
+            as `update` runs: in both cases no other thread or process may read them meanwhile.
     """
 
-    def __init__(self, tensors: Tensors, source: str | Path | Comm, some: bool = False) -> None:
-        self.tensors, self.some = named(tensors), truth("some", some)
+    def __init__(self, tensors: Tensors, source: str | Path | Comm, some: bool = False, early: bool = False) -> None:
+        self.tensors, self.some, self.early = named(tensors), truth("some", some), truth("early", early)
         self.place = place_of("source", source, 0.0)
         self.version, self.run = NOTHING, ""  # the run of the publisher whose version this is
         self._written: list[int] | None = None  # how often torch has counted writes to the tensors
@@ -93,25 +98,44 @@ class Subscriber:
             ValueError: a packet is damaged, or has other names, shapes or dtypes; the tensors are as they were.
             RuntimeError: a tensor was changed here since the last update.
         """
-        run, version, steps = self.run, self.version, []
+        applied: list[tuple[Tensor, Parts]] = []
+        try:
+            run, version, later = self._received(applied)
+            self._check_writes(applied)
+        except BaseException:
+            for values, part in reversed(applied):
+                add_(values, part, -1)
+            self._written = self._writes() if applied else self._written
+            raise
+        for name, steps in later.items():
+            renew(self.tensors[name].detach(), steps)
+        self.run, self.version, self._written = run, version, self._writes()
+        return version
+
+    def _received(self, applied: list[tuple[Tensor, Parts]]) -> tuple[str, int, dict[str, list[Step]]]:
+        """Return the newest run and version, and by name what is to be applied; other changes have been `applied`."""
+        run, version, later = self.run, self.version, dict[str, list[Step]]()
         with self.place.packets_after(version, run) as packets:
             for where, take in packets:
                 with naming(where):
                     while (packet := next_packet(take)) is not None:
                         if packet.start != NOTHING and packet.version <= version:
-                            parts_of(packet, take, {})
+                            deque(parts_of(packet, take, {}), 0)
                             continue
                         if packet.start != NOTHING and (packet.run, packet.start) != (run, version):
                             raise ValueError(f"changes came from version {packet.start}; the tensors have {version}")
-                        steps.append((packet.start, parts_of(packet, take, self._checked(packet))))
+                        tensors = self._checked(packet)
+                        early = self.early and packet.start != NOTHING and not later
+                        now = {n: ranges(x) for n, x in tensors.items() if early and plain(x) is x}
+                        for name, i, part in parts_of(packet, take, tensors):
+                            if name in now:
+                                self._check_writes(applied)
+                                applied.append((now[name][i], part))
+                                add_(*applied[-1])
+                            else:
+                                later.setdefault(name, []).append((i, packet.start, part))
                         run, version = packet.run, packet.version
-        if self._written is not None and self._written != self._writes():
-            raise RuntimeError("a tensor was changed here since the last update; give Subscriber tensors of its own")
-        for start, parts in steps:
-            for name, x in self.tensors.items():
-                renew(x.detach(), parts[name], start)
-        self.run, self.version, self._written = run, version, self._writes()
-        return version
+        return run, version, later
 
     def regroup(self, comm: Comm) -> None:
         """Go on in another group, after ranks were lost or have joined."""
@@ -119,6 +143,11 @@ class Subscriber:
 
     def _writes(self) -> list[int]:
         return [0 if x.is_inference() else x._version for x in self.tensors.values()]
+
+    def _check_writes(self, applied: list[tuple[Tensor, Parts]]) -> None:
+        """Raise unless nobody has changed the tensors before the first change is applied."""
+        if not applied and self._written is not None and self._written != self._writes():
+            raise RuntimeError("a tensor was changed here since the last update; give Subscriber tensors of its own")
 
     def _checked(self, packet: "Packet") -> dict[str, Tensor]:
         """Return the tensors here; raise a ValueError unless they are published."""
@@ -206,22 +235,21 @@ def next_packet(take: Take) -> Packet | None:
     return Packet(told["run"], told["from"], told["to"], {name: each for name, *each in told["tensors"]})
 
 
-def parts_of(packet: Packet, take: Take, tensors: Mapping[str, Tensor]) -> dict[str, list[Parts]]:
-    """Take all parts of a packet; check and return those of the given tensors."""
-    found: dict[str, list[Parts]] = {name: [] for name in tensors}
+def parts_of(packet: Packet, take: Take, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, int, Parts]]:
+    """Take all parts of a packet; check and yield those of the given tensors: the name, which one, and the part."""
     for name, (*_, count) in packet.facts.items():
         for i in range(count):
             if (part := next_body(take)) is None:
                 raise ValueError("the packet is cut off")
             if (x := tensors.get(name)) is not None:
-                found[name].append(read(part.to(x.device), x, min(RANGE, x.nbytes - i * RANGE)))
-    return found
+                yield name, i, read(part.to(x.device), x, min(RANGE, x.nbytes - i * RANGE))
 
 
-def renew(x: Tensor, parts: list[Parts], start: int) -> None:
+def renew(x: Tensor, steps: list[Step]) -> None:
     """Bring a tensor to the newer version."""
     whole = plain(x)
-    for part, values in zip(parts, ranges(whole), strict=True):
-        add_(values.zero_() if start == NOTHING else values, part)
+    values = ranges(whole)
+    for i, start, part in steps:
+        add_(values[i].zero_() if start == NOTHING else values[i], part)
     if whole is not x:
         x.copy_(whole)

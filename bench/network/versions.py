@@ -2,6 +2,7 @@
 
     3% changed       a publisher on the first host, subscribers on the others: pack, send, check, apply
       delivered      the same until the last packed byte is there, and checked, on all hosts; nothing is applied yet
+      early          the same by subscribers with `early=True`, until all have applied all
     broadcast        all values, over gloo
 
 A share of the values of a bf16 tensor moves to a neighbour, as in a step of fine-tuning. A time is from the moment the
@@ -29,7 +30,7 @@ from .exchanges import Task, told, turns
 from .train import on_every_host
 
 RATES, HOSTS, MIB, SHARES, REPEATS = ("100mbit", "500mbit"), (4, 2), 256, (0.01, 0.03), 3
-DELIVERED = "  delivered"
+DELIVERED, EARLY = "  delivered", "  early"
 Sync = bk.sync.Publisher | bk.sync.Subscriber
 
 
@@ -43,14 +44,18 @@ def measure(cell: dict[str, Any]) -> dict[str, Any]:
     """Both, in turns; every rank returns the same result. Collective."""
     comm = bk.Comm()
     x = torch.randn(cell["mib"] << 19, generator=torch.Generator().manual_seed(0)).bfloat16()
-    follows, changes = x.clone(), f"{cell['share']:.0%} changed"
-    one = (bk.sync.Subscriber if comm.rank else bk.sync.Publisher)({"x": x}, comm)
-    pass_on(one)
+    follows, y, changes = x.clone(), x.clone(), f"{cell['share']:.0%} changed"
+    one, early = (
+        bk.sync.Subscriber({"x": each}, comm, early=each is y) if comm.rank else bk.sync.Publisher({"x": each}, comm)
+        for each in (x, y)
+    )
+    pass_on(one), pass_on(early)
     marks: list[tuple[float, float]] = []
     tasks = {
         changes: Task(
             partial(moved, x, cell["share"], comm.rank), lambda x, _: marks.append(pass_on(one)), partial(equal, x)
         ),
+        EARLY: Task(partial(moved, y, cell["share"], comm.rank), lambda x, _: pass_on(early), partial(equal, y)),
         "broadcast": Task(
             partial(moved, follows, cell["share"], comm.rank),
             lambda x, _: comm.broadcast(x.view(torch.uint8)),
@@ -60,9 +65,9 @@ def measure(cell: dict[str, Any]) -> dict[str, Any]:
     found = turns(comm, cell["repeats"], tasks)
     rounds = zip(*comm.gather_objects(marks), strict=True)
     delivered = [max(checked for _, checked in each) - min(began for began, _ in each) for each in rounds]
-    found = {changes: found[changes], DELIVERED: found[changes] | told(delivered), "broadcast": found["broadcast"]}
+    found = {changes: found[changes], DELIVERED: found[changes] | told(delivered)} | found
     log = comm.broadcast_object(None if comm.rank else list(map(len, one.place.log.values())))
-    sizes = dict.fromkeys((changes, DELIVERED), sum(log[-cell["repeats"] :]) / cell["repeats"])
+    sizes = dict.fromkeys((changes, DELIVERED, EARLY), sum(log[-cell["repeats"] :]) / cell["repeats"])
     for name, size in (sizes | {"broadcast": x.nbytes}).items():
         found[name] |= {"busiest": size, "formula": size * (1 - 1 / comm.size)}
     found[changes]["alone"] = comm.broadcast_object(alone(x, cell) if comm.rank == 0 else None)
@@ -92,9 +97,9 @@ def alone(x: Tensor, cell: dict[str, Any]) -> dict[str, float]:
         times = [time.perf_counter()]
         take = taker(list(versions.packed("", 1, 0, {"x": x}, here)))
         times.append(time.perf_counter())
-        parts = versions.parts_of(versions.next_packet(take), take, there)
+        steps = [(i, 0, part) for _, i, part in versions.parts_of(versions.next_packet(take), take, there)]
         times.append(time.perf_counter())
-        versions.renew(there["x"], parts["x"], 0)
+        versions.renew(there["x"], steps)
         times.append(time.perf_counter())
         if not torch.equal(there["x"], x):
             raise AssertionError("what was applied is not what was packed: not timed")

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import baguakit as bk
+from baguakit.sync import packing as sync_packing
 
 
 def model(seed: int = 0) -> nn.Module:
@@ -199,3 +200,67 @@ def test_packets_of_an_earlier_format_are_refused_until_a_whole_copy_comes(tmp_p
     bk.sync.Publisher(trained, tmp_path).publish()
     assert follower.update() == 1
     assert same(state(served), state(trained))
+
+
+HOSTILE = (torch.bool, torch.int8, torch.int16, torch.int64, torch.float32, torch.bfloat16, torch.complex128)
+
+
+def hostile(seed: int) -> dict[str, torch.Tensor]:
+    """Tensors of any bits, one of which is strided."""
+    source = torch.Generator().manual_seed(seed)
+    drawn = {}
+    for dtype in HOSTILE:
+        bits = torch.randint(-128, 128, (9000 * dtype.itemsize,), generator=source, dtype=torch.int8)
+        drawn[str(dtype)] = bits % 2 == 0 if dtype == torch.bool else bits.view(dtype)
+    return drawn | {"strided": torch.rand(60, 50, generator=source).t()}
+
+
+def mixed(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor], every: int) -> dict[str, torch.Tensor]:
+    def changed(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return torch.where((torch.arange(x.numel()) % every == 0).view_as(x), y, x)
+
+    return {name: changed(x, b[name]) for name, x in a.items()}
+
+
+@pytest.mark.parametrize("parts", [1 << 23, 1 << 13])
+def test_changes_that_were_applied_early_are_taken_back(parts, tmp_path, monkeypatch):
+    monkeypatch.setattr("baguakit.sync.versions.RANGE", parts)
+    trained, first = hostile(0), hostile(0)
+    publisher = bk.sync.Publisher(trained, tmp_path, keep=9)
+    publisher.publish()
+    early, late = (hostile(5) for _ in range(2))
+    followers = [bk.sync.Subscriber(x, tmp_path, early=x is early) for x in (early, late)]
+    assert [one.update() for one in followers] == [0, 0]
+    for version, every in ((1, 50), (2, 2)):
+        for name, x in mixed(trained, hostile(version), every).items():
+            trained[name].copy_(x)
+        publisher.publish()
+    signs = []
+
+    def add_(x, part, sign=1):
+        signs.append(sign)
+        return sync_packing.add_(x, part, sign)
+
+    monkeypatch.setattr("baguakit.sync.versions.add_", add_)
+    newest = max(tmp_path.glob("000000002*"))
+    right = newest.read_bytes()
+    for at in (len(right) - 1, len(right) // 2, 20):
+        newest.write_bytes(right[:at] + bytes([right[at] ^ 1]) + right[at + 1 :])
+        for one, x in zip(followers, (early, late), strict=True):
+            with pytest.raises(ValueError, match=r"damaged|cut off"):
+                one.update()
+            assert one.version == 0
+            assert same(x, first)
+    assert signs.count(-1) == signs.count(1) >= 3 * len(HOSTILE)  # those of version 1, three times
+    newest.write_bytes(right[:-9])
+    with pytest.raises(ValueError, match="cut off"):
+        followers[0].update()
+    assert same(early, first)
+    newest.write_bytes(right)
+    early["strided"].add_(0)
+    with pytest.raises(RuntimeError, match="changed here"):
+        followers[0].update()
+    followers[0]._written = None  # nothing has changed, only the count
+    assert [one.update() for one in followers] == [2, 2]
+    assert same(early, trained)
+    assert same(late, trained)
