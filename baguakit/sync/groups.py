@@ -20,7 +20,7 @@ from torch import Tensor
 from ..comm import Comm, device_of
 from .streams import Pieces, Take, in_thread, taker
 
-PIECE, HEAD = 1 << 17, 16  # bytes
+PIECE, HEAD = 1 << 18, 16  # bytes
 MOST = 64  # messages
 
 
@@ -37,9 +37,7 @@ class Group:
     @property
     def comm(self) -> Comm:
         if self._comm is None:
-            raise RuntimeError(
-                "an exchange has failed here; form a group of those who are left, and call regroup(comm)"
-            )
+            raise RuntimeError("an exchange has failed here; form a new group, and call regroup(comm)")
         return self._comm
 
     def begin(self) -> int:
@@ -52,11 +50,13 @@ class Group:
 
     def add(self, packet: Pieces, run: str, version: int, whole: bool, copy: Callable[[], Pieces]) -> None:
         """Send what leads to this version from the oldest that a rank has; the whole copy if that is not kept."""
+        deque(self._passed_on(self._cut(self._wanted(packet, int(run, 16), version, whole, copy))), 0)
+
+    def _wanted(self, packet: Pieces, run: int, version: int, whole: bool, copy: Callable[[], Pieces]) -> Pieces:
         told = [torch.empty(2, dtype=torch.int64, device=device_of(self.comm.group)) for _ in range(1, self.comm.size)]
-        with self._holding():
-            for work in [self.comm.receive_later(x, rank) for rank, x in enumerate(told, 1)]:
-                work.wait()
-        oldest = min((v if r == number_of(run) else -1 for v, r in map(Tensor.tolist, told)), default=version)
+        for work in [self.comm.receive_later(x, rank) for rank, x in enumerate(told, 1)]:
+            work.wait()
+        oldest = min((v if r == run else -1 for v, r in map(Tensor.tolist, told)), default=version)
         missed = range(oldest + 1, version)
         if not whole:
             packet = self._kept(packet, version)
@@ -65,7 +65,7 @@ class Group:
             else:
                 deque(packet, 0)  # only then is the copy that of this version
                 packet = copy()
-        deque(self._passed_on(self._cut(packet)), 0)
+        yield from packet
 
     def _kept(self, packet: Pieces, version: int) -> Pieces:
         kept = []
@@ -79,10 +79,8 @@ class Group:
     @contextlib.contextmanager
     def packets_after(self, version: int, run: str) -> Iterator[list[tuple[str, Take]]]:
         """Give the packets that come from rank 0, and pass them on: all of them, whatever is wrong with them."""
-        there = device_of(self.comm.group)
-        with self._holding():
-            self.comm.send_later(torch.tensor([version, number_of(run)], device=there), 0).wait()
-        pieces = in_thread(self._passed_on(self._received(there)))
+        here = torch.tensor([version, int(run or "0", 16)], device=device_of(self.comm.group))
+        pieces = in_thread(self._passed_on(self._received(here)))
         try:
             yield [("from rank 0", taker(pieces))]
         finally:
@@ -97,12 +95,13 @@ class Group:
             lengths = torch.tensor(list(map(len, later)), dtype=torch.int64)
             yield torch.cat([lengths.view(torch.uint8), piece]).to(device_of(self.comm.group))
 
-    def _received(self, there: torch.device) -> Pieces:
-        """Yield the messages that come from the rank before."""
+    def _received(self, here: Tensor) -> Pieces:
+        """Tell rank 0 which version is here, and yield the messages that come from the rank before."""
+        self.comm.send_later(here, 0).wait()
         tags = itertools.count()
 
         def expected(length: int) -> tuple[Tensor, Any]:
-            message = torch.empty(HEAD + length, dtype=torch.uint8, device=there)
+            message = torch.empty(HEAD + length, dtype=torch.uint8, device=here.device)
             return message, self.comm.receive_later(message, self.comm.rank - 1, next(tags))
 
         coming = deque([expected(0)])
@@ -115,7 +114,7 @@ class Group:
     def _passed_on(self, messages: Pieces) -> Pieces:
         """Yield the bytes of messages when they are on their way to the next rank; at the end all of them are there."""
         going: deque[Any] = deque()
-        with self._holding():
+        try:
             for tag, message in enumerate(messages):
                 if self.comm.rank < self.comm.size - 1:
                     going.append(self.comm.send_later(message, self.comm.rank + 1, tag))
@@ -124,16 +123,6 @@ class Group:
                 yield message[HEAD:].cpu()
             for each in going:
                 each.wait()
-
-    @contextlib.contextmanager
-    def _holding(self) -> Iterator[None]:
-        """After an error in a `with` block, hold the group no longer: others hear of it as its connections close."""
-        try:
-            yield
         except Exception:
-            self._comm = None
+            self._comm = None  # so that nothing here holds the group: others hear of it as its connections close
             raise
-
-
-def number_of(run: str) -> int:
-    return int(run or "0", 16)

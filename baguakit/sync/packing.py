@@ -63,7 +63,7 @@ def apply_(x: Tensor, packed: Tensor) -> Tensor:
         ValueError: the bytes are damaged, or belong to a tensor of another size or dtype; `x` is as it was.
     """
     tensor("x", x), tensor("packed", packed, dtype=torch.uint8)
-    return add_(x, read(packed, x, x.nbytes))
+    return add_(x, read(packed, x))
 
 
 @torch.no_grad()
@@ -78,15 +78,11 @@ def add_(x: Tensor, parts: Parts, sign: int = 1) -> Tensor:
     return x if whole is x else x.copy_(whole)
 
 
-def read(packed: Tensor, x: Tensor, nbytes: int) -> Parts:
-    """Return the heads of all blocks, where what is packed of each begins, and its bytes.
-
-    Raises:
-        ValueError: the bytes are damaged, or are not the changes of `nbytes` bytes of values like those of `x`.
-    """
+def read(packed: Tensor, x: Tensor) -> Parts:
+    """Return the heads of all blocks, where what is packed of each begins, and its bytes; raises as `apply_`."""
     body = opened(packed)
     words, size = integer_of(body[:8]), word_bytes(x)
-    if (words, int(body[8]), int(body[9])) != (nbytes // size, size, FORMAT):
+    if (words, int(body[8]), int(body[9])) != (x.nbytes // size, size, FORMAT):
         raise ValueError(f"packed has the changes of {words} values of {int(body[8])} bytes; x is {describe(x)}")
     count = -(-words // blocks.BLOCK)
     at = HEADER - DIGEST + -(-count // 32) * 4
@@ -132,5 +128,5 @@ def opened(packed: Tensor) -> Tensor:
 
 
 def digest_of(x: Tensor) -> bytes:
-    sums: Tensor = home_of(x, "changes").fold(x).cpu()
-    return hashlib.sha1(sums.numpy().tobytes() + len(x).to_bytes(8, "little"), usedforsecurity=False).digest()[:DIGEST]
+    sums = home_of(x, "changes").fold(x).cpu().numpy().tobytes()
+    return hashlib.sha1(sums + len(x).to_bytes(8, "little"), usedforsecurity=False).digest()[:DIGEST]

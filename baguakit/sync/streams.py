@@ -19,7 +19,7 @@ Take = Callable[[int], Tensor]  # the next so many bytes, or as many as are left
 
 
 def framed(body: Tensor) -> tuple[Tensor, Tensor]:
-    return number(len(body), LENGTH), body.cpu()
+    return torch.frombuffer(bytearray(len(body).to_bytes(LENGTH, "little")), dtype=torch.uint8), body.cpu()
 
 
 def next_body(take: Take) -> Tensor | None:
@@ -68,10 +68,6 @@ def in_thread(pieces: Pieces) -> Pieces:
             finally:
                 del piece  # else the error, and with it the group, would be held until the next garbage collection
         yield piece
-
-
-def number(n: int, bytes: int) -> Tensor:
-    return torch.frombuffer(bytearray(n.to_bytes(bytes, "little")), dtype=torch.uint8)
 
 
 def integer_of(x: Tensor) -> int:

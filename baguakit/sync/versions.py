@@ -7,7 +7,6 @@ lead to the newest version are there, and right. Each publisher has a random `ru
 changes from 7 do not fit.
 """
 
-import contextlib
 import json
 import uuid
 from collections import deque
@@ -28,7 +27,7 @@ from .packing import Parts, add_, changes, opened, plain, read, sealed
 from .streams import Pieces, Take, framed, next_body
 
 Tensors = nn.Module | Mapping[str, Tensor]
-Step = tuple[int, int, Parts]  # which part of a tensor, from which version, and what is packed of it
+Change = tuple[Tensor, int, Parts]  # a part of a tensor, from which version it is changed, and what was packed of it
 NOTHING = -1  # the version before the first
 RANGE = 1 << 23  # bytes of a tensor that are packed at once
 FORMAT = 2  # of packets
@@ -49,10 +48,8 @@ class Publisher:
     """
 
     def __init__(self, tensors: Tensors, to: str | Path | Comm, keep: float = 1.0) -> None:
-        self.tensors = named(tensors)
-        most = real("keep", keep, 0) * sum(x.nbytes for x in self.tensors.values())
-        self.run = uuid.uuid4().hex[:12]
-        self.place = place_of("to", to, most)
+        self.tensors, self.run = named(tensors), uuid.uuid4().hex[:12]
+        self.place = place_of("to", to, real("keep", keep, 0) * sum(x.nbytes for x in self.tensors.values()))
         self.version: int = self.place.begin()
         self.copies: dict[str, Tensor] = {}  # of the version before
 
@@ -96,46 +93,51 @@ class Subscriber:
         Raises:
             FileNotFoundError: the folder has a newer version, and not all files that lead there.
             ValueError: a packet is damaged, or has other names, shapes or dtypes; the tensors are as they were.
-            RuntimeError: a tensor was changed here since the last update.
+            RuntimeError: a tensor was changed here since the last update, or a rank was lost.
         """
-        applied: list[tuple[Tensor, Parts]] = []
+        wholes: dict[str, Tensor] = {}  # contiguous
+        applied, later = list[Change](), list[Change]()
         try:
-            run, version, later = self._received(applied)
+            run, version = self._receive(wholes, applied, later)
             self._check_writes(applied)
         except BaseException:
-            for values, part in reversed(applied):
+            for values, _, part in reversed(applied):
                 add_(values, part, -1)
             self._written = self._writes() if applied else self._written
             raise
-        for name, steps in later.items():
-            renew(self.tensors[name].detach(), steps)
+        for values, start, part in later:
+            add_(values.zero_() if start == NOTHING else values, part)
+        for name, x in wholes.items():
+            if x is not self.tensors[name]:
+                self.tensors[name].detach().copy_(x)
         self.run, self.version, self._written = run, version, self._writes()
         return version
 
-    def _received(self, applied: list[tuple[Tensor, Parts]]) -> tuple[str, int, dict[str, list[Step]]]:
-        """Return the newest run and version, and by name what is to be applied; other changes have been `applied`."""
-        run, version, later = self.run, self.version, dict[str, list[Step]]()
+    def _receive(self, wholes: dict[str, Tensor], applied: list[Change], later: list[Change]) -> tuple[str, int]:
+        """Take what leads to the newest version, and apply it if it may be early; return its run and number."""
+        run, version = self.run, self.version
         with self.place.packets_after(version, run) as packets:
             for where, take in packets:
-                with naming(where):
+                try:
                     while (packet := next_packet(take)) is not None:
                         if packet.start != NOTHING and packet.version <= version:
                             deque(parts_of(packet, take, {}), 0)
                             continue
                         if packet.start != NOTHING and (packet.run, packet.start) != (run, version):
                             raise ValueError(f"changes came from version {packet.start}; the tensors have {version}")
-                        tensors = self._checked(packet)
+                        self._check(packet)
+                        wholes.update({} if wholes else {name: plain(x) for name, x in self.tensors.items()})
                         early = self.early and packet.start != NOTHING and not later
-                        now = {n: ranges(x) for n, x in tensors.items() if early and plain(x) is x}
-                        for name, i, part in parts_of(packet, take, tensors):
-                            if name in now:
+                        for values, part in parts_of(packet, take, wholes):
+                            if early:
                                 self._check_writes(applied)
-                                applied.append((now[name][i], part))
-                                add_(*applied[-1])
-                            else:
-                                later.setdefault(name, []).append((i, packet.start, part))
+                            (applied if early else later).append((values, packet.start, part))
+                            if early:
+                                add_(values, part)
                         run, version = packet.run, packet.version
-        return run, version, later
+                except ValueError as error:
+                    raise ValueError(f"{where}: {error}") from None
+        return run, version
 
     def regroup(self, comm: Comm) -> None:
         """Go on in another group, after ranks were lost or have joined."""
@@ -144,13 +146,13 @@ class Subscriber:
     def _writes(self) -> list[int]:
         return [0 if x.is_inference() else x._version for x in self.tensors.values()]
 
-    def _check_writes(self, applied: list[tuple[Tensor, Parts]]) -> None:
+    def _check_writes(self, applied: list[Change]) -> None:
         """Raise unless nobody has changed the tensors before the first change is applied."""
         if not applied and self._written is not None and self._written != self._writes():
             raise RuntimeError("a tensor was changed here since the last update; give Subscriber tensors of its own")
 
-    def _checked(self, packet: "Packet") -> dict[str, Tensor]:
-        """Return the tensors here; raise a ValueError unless they are published."""
+    def _check(self, packet: "Packet") -> None:
+        """Raise a ValueError unless the tensors here are published."""
         there = packet.facts
         if missing := [name for name in self.tensors if name not in there]:
             raise ValueError(f"{missing[0]!r} is not published; published are {', '.join(map(repr, there))[:300]}")
@@ -159,7 +161,6 @@ class Subscriber:
         for name, x in self.tensors.items():
             if facts(x) != there[name]:
                 raise ValueError(f"{name!r} is {describe(x)}; published is {there[name][0]} {tuple(there[name][1])}")
-        return self.tensors
 
 
 class Packet(NamedTuple):
@@ -201,8 +202,7 @@ def ranges(x: Tensor) -> list[Tensor]:
 
 def zeros_like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return contiguous zeros: version −1 of these tensors."""
-    whole = torch.contiguous_format
-    return {n: torch.zeros_like(x, memory_format=whole, requires_grad=False) for n, x in tensors.items()}
+    return {name: torch.zeros(x.shape, dtype=x.dtype, device=x.device) for name, x in tensors.items()}
 
 
 def packed(run: str, to: int, start: int, tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor]) -> Pieces:
@@ -216,15 +216,6 @@ def packed(run: str, to: int, start: int, tensors: Mapping[str, Tensor], copies:
             yield from framed(part)
 
 
-@contextlib.contextmanager
-def naming(where: str) -> Iterator[None]:
-    """In a `with` block, let a ValueError say where the packet came from."""
-    try:
-        yield
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-
-
 def next_packet(take: Take) -> Packet | None:
     """Return the next packet, whose parts are still to be taken; None at the end."""
     if (head := next_body(take)) is None:
@@ -235,21 +226,12 @@ def next_packet(take: Take) -> Packet | None:
     return Packet(told["run"], told["from"], told["to"], {name: each for name, *each in told["tensors"]})
 
 
-def parts_of(packet: Packet, take: Take, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, int, Parts]]:
-    """Take all parts of a packet; check and yield those of the given tensors: the name, which one, and the part."""
+def parts_of(packet: Packet, take: Take, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Parts]]:
+    """Take all parts of a packet; check and yield those of the given contiguous tensors, beside the parts of these."""
     for name, (*_, count) in packet.facts.items():
-        for i in range(count):
+        here = ranges(tensors[name]) if name in tensors else [None] * count
+        for values in here:
             if (part := next_body(take)) is None:
                 raise ValueError("the packet is cut off")
-            if (x := tensors.get(name)) is not None:
-                yield name, i, read(part.to(x.device), x, min(RANGE, x.nbytes - i * RANGE))
-
-
-def renew(x: Tensor, steps: list[Step]) -> None:
-    """Bring a tensor to the newer version."""
-    whole = plain(x)
-    values = ranges(whole)
-    for i, start, part in steps:
-        add_(values[i].zero_() if start == NOTHING else values[i], part)
-    if whole is not x:
-        x.copy_(whole)
+            if values is not None:
+                yield values, read(part.to(values.device), values)

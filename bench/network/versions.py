@@ -7,8 +7,10 @@
 
 A share of the values of a bf16 tensor moves to a neighbour, as in a step of fine-tuning. A time is from the moment the
 first rank begins to the moment the last has the new values, whose digests must be equal. The line of either is what the
-first host must send once: the packed bytes, and all bytes. Four hosts share the two cores of one machine: what one of
-them computes alone, while the others wait, is told beside. Two hosts have a core each.
+first host must send once: the packed bytes, and all bytes. Each is repeated by itself, and broadcasts come last: they
+take so long that a virtual machine gives memory that is not used back to its own host, and waits to have it again.
+Four hosts share the two cores of one machine: what one of them computes alone, while the others wait, is told beside.
+Two hosts have a core each.
 """
 
 import statistics
@@ -29,7 +31,7 @@ from baguakit.sync.streams import taker
 from .exchanges import Task, told, turns
 from .train import on_every_host
 
-RATES, HOSTS, MIB, SHARES, REPEATS = ("100mbit", "500mbit"), (4, 2), 256, (0.01, 0.03), 3
+RATES, HOSTS, MIB, SHARES, REPEATS, BROADCASTS = ("100mbit", "500mbit"), (4, 2), 256, (0.01, 0.03), 7, 2
 DELIVERED, EARLY = "  delivered", "  early"
 Sync = bk.sync.Publisher | bk.sync.Subscriber
 
@@ -41,29 +43,20 @@ def cells(quick: bool) -> list[dict[str, Any]]:
 
 
 def measure(cell: dict[str, Any]) -> dict[str, Any]:
-    """Both, in turns; every rank returns the same result. Collective."""
+    """All of them; every rank returns the same result. Collective."""
     comm = bk.Comm()
     x = torch.randn(cell["mib"] << 19, generator=torch.Generator().manual_seed(0)).bfloat16()
-    follows, y, changes = x.clone(), x.clone(), f"{cell['share']:.0%} changed"
-    one, early = (
-        bk.sync.Subscriber({"x": each}, comm, early=each is y) if comm.rank else bk.sync.Publisher({"x": each}, comm)
-        for each in (x, y)
-    )
-    pass_on(one), pass_on(early)
-    marks: list[tuple[float, float]] = []
-    tasks = {
-        changes: Task(
-            partial(moved, x, cell["share"], comm.rank), lambda x, _: marks.append(pass_on(one)), partial(equal, x)
-        ),
-        EARLY: Task(partial(moved, y, cell["share"], comm.rank), lambda x, _: pass_on(early), partial(equal, y)),
-        "broadcast": Task(
-            partial(moved, follows, cell["share"], comm.rank),
-            lambda x, _: comm.broadcast(x.view(torch.uint8)),
-            partial(equal, follows),
-        ),
-    }
-    found = turns(comm, cell["repeats"], tasks)
-    rounds = zip(*comm.gather_objects(marks), strict=True)
+    follows, changes, found = x.clone(), f"{cell['share']:.0%} changed", {}
+    move, same = partial(moved, x, cell["share"], comm.rank), partial(equal, x)
+    for name in (EARLY, changes):
+        to: dict[str, Any] = {"early": name == EARLY} if comm.rank else {}
+        one = (bk.sync.Subscriber if comm.rank else bk.sync.Publisher)({"x": x}, comm, **to)
+        marks = [pass_on(one)]
+        found |= turns(comm, cell["repeats"], {name: Task(move, partial(follow, one, marks), same)})
+    move, same = partial(moved, follows, cell["share"], comm.rank), partial(equal, follows)
+    all_ = Task(move, lambda x, _: comm.broadcast(x.view(torch.uint8)), same)
+    found |= turns(comm, BROADCASTS, {"broadcast": all_})
+    rounds = zip(*comm.gather_objects(marks[1:]), strict=True)
     delivered = [max(checked for _, checked in each) - min(began for began, _ in each) for each in rounds]
     found = {changes: found[changes], DELIVERED: found[changes] | told(delivered)} | found
     log = comm.broadcast_object(None if comm.rank else list(map(len, one.place.log.values())))
@@ -74,16 +67,20 @@ def measure(cell: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def follow(one: Sync, marks: list[tuple[float, float]], x: Tensor, round: int) -> None:
+    marks.append(pass_on(one))
+
+
 def pass_on(one: Sync) -> tuple[float, float]:
     """Publish on the first host, update on the others; return when it began, and when nothing was left but to apply."""
     began, checked = time.perf_counter(), []
 
-    def renew(*arguments: Any) -> None:
+    def add_(*arguments: Any) -> Tensor:
         checked.append(time.perf_counter())
-        apply(*arguments)
+        return apply(*arguments)
 
-    apply = versions.renew
-    with mock.patch.object(versions, "renew", renew):
+    apply = versions.add_
+    with mock.patch.object(versions, "add_", add_):
         one.publish() if isinstance(one, bk.sync.Publisher) else one.update()
     return began, min(checked, default=time.perf_counter())
 
@@ -97,9 +94,10 @@ def alone(x: Tensor, cell: dict[str, Any]) -> dict[str, float]:
         times = [time.perf_counter()]
         take = taker(list(versions.packed("", 1, 0, {"x": x}, here)))
         times.append(time.perf_counter())
-        steps = [(i, 0, part) for _, i, part in versions.parts_of(versions.next_packet(take), take, there)]
+        parts = list(versions.parts_of(versions.next_packet(take), take, there))
         times.append(time.perf_counter())
-        versions.renew(there["x"], steps)
+        for values, part in parts:
+            versions.add_(values, part)
         times.append(time.perf_counter())
         if not torch.equal(there["x"], x):
             raise AssertionError("what was applied is not what was packed: not timed")
