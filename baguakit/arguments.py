@@ -7,6 +7,7 @@ function, and `check_fields` from the annotations of a dataclass. Both also read
 `flows: Annotated[int, Range(1, 64)]`. A check takes less than a microsecond.
 """
 
+import importlib
 import sys
 import types
 import typing
@@ -360,3 +361,11 @@ class Declared:
     """A base class for dataclasses. It checks the fields of each new instance."""
 
     __post_init__ = check_fields
+
+
+def package(name: str, user: str) -> Any:
+    """Import and return a package that `user` needs; if it is missing, raise an ImportError with the pip command."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ImportError(f"{user} needs the {name} package: pip install {name}") from None

@@ -17,8 +17,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from ..arguments import instance, integer, text
-from .stores import KeyedLocks, Store, StoreError, ThreadLock, package
+from ..arguments import instance, integer, package, text
+from .stores import KeyedLocks, Store, StoreError, ThreadLock
 
 if TYPE_CHECKING:
     import lmdb

@@ -9,7 +9,8 @@ from itertools import islice
 from operator import methodcaller
 from typing import Any, TypeVar
 
-from .stores import DATASET, Store, StoreError, package
+from ..arguments import package
+from .stores import DATASET, Store, StoreError
 
 T = TypeVar("T")
 

@@ -1,6 +1,5 @@
 """The interface of stores, which keep cached samples as bytes by key; and a store in the memory of a process."""
 
-import importlib
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -60,14 +59,6 @@ class Store(Doors, ABC):
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def package(name: str, user: str) -> Any:
-    """Import and return a package that `user` needs; if it is missing, raise an ImportError with the pip command."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise ImportError(f"{user} needs the {name} package: pip install {name}") from None
 
 
 class ThreadLock:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .streams import Pieces, Take, taker
+from .streams import Packets, Pieces, taker
 
 WHOLE = "-whole"
 NAME = re.compile(r"\d{9,}-[0-9a-f]{12}(-whole)?")
@@ -48,7 +48,7 @@ class Folder:
             left.unlink(missing_ok=True)
         return max(self.files(), default=-1)
 
-    def moved(self, comm: Any) -> "Folder":
+    def move(self, comm: Any) -> None:
         raise TypeError(f"the versions are in the folder {self.path}, which has no group")
 
     def files(self) -> dict[int, set[str]]:
@@ -81,24 +81,23 @@ class Folder:
         unfinished.replace(self.path / name)
         return length
 
-    def packets_after(self, version: int, run: str) -> contextlib.AbstractContextManager[list[tuple[str, Take]]]:
+    def packets_after(self, version: int, run: str, trials: int = TRIALS) -> Packets:
         """Give the packets, and their files, from a version to the newest, or from the newest whole copy on."""
-        for trial in range(TRIALS):
-            files = self.files()
-            newest = max(files, default=-1)
-            latest = min(files.get(newest, {"-"})).split("-")[1]  # the run of the newest version
-            chain = [name_of(each, run, False) for each in range(version + 1, newest + 1)]
-            if files and (run != latest or version > newest or not set().union(*files.values()).issuperset(chain)):
-                start = max(whole_among(files), default=-1)
-                chain = [name_of(each, latest, each == start) for each in range(max(start, 0), newest + 1)]
-            try:
-                paths = [self.path / name for name in chain]
-                packets = [taker([torch.from_numpy(np.fromfile(path, np.uint8))]) for path in paths]
-                return contextlib.nullcontext([(str(path), take) for path, take in zip(paths, packets, strict=True)])
-            except FileNotFoundError as error:
-                if trial == TRIALS - 1:
-                    raise FileNotFoundError(f"{self.path} has version {newest}, and no {error.filename}") from None
-        raise AssertionError  # the loop returns or raises
+        files = self.files()
+        newest = max(files, default=-1)
+        latest = min(files.get(newest, {"-"})).split("-")[1]  # the run of the newest version
+        chain = [name_of(each, run, False) for each in range(version + 1, newest + 1)]
+        if files and (run != latest or version > newest or not set().union(*files.values()).issuperset(chain)):
+            start = max(whole_among(files), default=-1)
+            chain = [name_of(each, latest, each == start) for each in range(max(start, 0), newest + 1)]
+        try:
+            paths = [self.path / name for name in chain]
+            packets = [taker([torch.from_numpy(np.fromfile(path, np.uint8))]) for path in paths]
+            return contextlib.nullcontext([(str(path), take) for path, take in zip(paths, packets, strict=True)])
+        except FileNotFoundError as error:
+            if trials > 1:
+                return self.packets_after(version, run, trials - 1)
+            raise FileNotFoundError(f"{self.path} has version {newest}, and no {error.filename}") from None
 
 
 def name_of(version: int, run: str, whole: bool) -> str:

@@ -28,11 +28,14 @@ class Group:
     """The versions that rank 0 of a Comm publishes; `most` is the number of bytes of changes that it keeps."""
 
     def __init__(self, comm: Comm, most: float, publishes: bool) -> None:
-        if publishes != (comm.rank == 0):
-            raise ValueError(f"rank 0 of a Comm has the Publisher, and every other a Subscriber; this is {comm.rank}")
-        self._comm: Comm | None = comm
         self.most, self.publishes = most, publishes
         self.log: dict[int, Tensor] = {}  # changes by the version that they lead to
+        self.move(comm)
+
+    def move(self, comm: Comm) -> None:
+        if self.publishes != (comm.rank == 0):
+            raise ValueError(f"rank 0 of a Comm has the Publisher, and every other a Subscriber; this is {comm.rank}")
+        self._comm: Comm | None = comm
 
     @property
     def comm(self) -> Comm:
@@ -42,11 +45,6 @@ class Group:
 
     def begin(self) -> int:
         return -1
-
-    def moved(self, comm: Comm) -> "Group":
-        there = Group(comm, self.most, self.publishes)
-        there.log = self.log
-        return there
 
     def add(self, packet: Pieces, run: str, version: int, whole: bool, copy: Callable[[], Pieces]) -> None:
         """Send what leads to this version from the oldest that a rank has; the whole copy if that is not kept."""

@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..arguments import checked, describe, tensor
+from ..arguments import checked, describe, package, tensor
 from ..kernels.changes import definition as blocks
 from ..kernels.operators import home_of
-from .streams import integer_of
+from .streams import bytes_in, integer_of
 
 DIGEST, HEADER, FORMAT = 16, 32, 2
 Parts = tuple[Tensor, Tensor, Tensor]
@@ -39,7 +39,7 @@ def changes(new: Tensor, old: Tensor) -> Tensor:
     tensor("new", new), tensor("old", old)
     if (new.shape, new.dtype, new.device) != (old.shape, old.dtype, old.device) or not old.is_contiguous():
         raise ValueError(f"old is a contiguous tensor like new, {describe(new)}; it is {describe(old)}")
-    size = word_bytes(new)
+    size = min(new.itemsize, 8)
     there = bytes_of(old)
     heads, packed = home_of(there, "changes", old).encode(bytes_of(plain(new)), there, size)
     told = heads.cpu().numpy()
@@ -70,7 +70,7 @@ def apply_(x: Tensor, packed: Tensor) -> Tensor:
 def add_(x: Tensor, parts: Parts, sign: int = 1) -> Tensor:
     """Add packed differences to the values of `x`, or subtract them: −(−x + d)."""
     whole = plain(x)
-    there, size = bytes_of(whole), word_bytes(x)
+    there, size = bytes_of(whole), min(x.itemsize, 8)
     words = there.view(blocks.WORDS[size]) if sign < 0 else there[:0]
     words.neg_()
     home_of(there, "changes", whole).add_(there, size, *parts)
@@ -81,7 +81,7 @@ def add_(x: Tensor, parts: Parts, sign: int = 1) -> Tensor:
 def read(packed: Tensor, x: Tensor) -> Parts:
     """Return the heads of all blocks, where what is packed of each begins, and its bytes; raises as `apply_`."""
     body = opened(packed)
-    words, size = integer_of(body[:8]), word_bytes(x)
+    words, size = integer_of(body[:8]), min(x.itemsize, 8)
     if (words, int(body[8]), int(body[9])) != (x.nbytes // size, size, FORMAT):
         raise ValueError(f"packed has the changes of {words} values of {int(body[8])} bytes; x is {describe(x)}")
     count = -(-words // blocks.BLOCK)
@@ -103,10 +103,6 @@ def plain(x: Tensor) -> Tensor:
     return x.resolve_conj().resolve_neg().contiguous()
 
 
-def word_bytes(x: Tensor) -> int:
-    return min(x.itemsize, 8)
-
-
 def bytes_of(x: Tensor) -> Tensor:
     """Return the bytes of a contiguous tensor, as a view of it."""
     real = torch.view_as_real(x) if x.is_complex() else x
@@ -116,7 +112,7 @@ def bytes_of(x: Tensor) -> Tensor:
 def sealed(*body: Tensor) -> Tensor:
     """Return bytes behind their digest."""
     packed = torch.cat([body[0].new_empty(DIGEST), *body])
-    packed[:DIGEST] = torch.frombuffer(bytearray(digest_of(packed[DIGEST:])), dtype=torch.uint8)
+    packed[:DIGEST] = bytes_in(digest_of(packed[DIGEST:]))
     return packed
 
 
@@ -130,3 +126,13 @@ def opened(packed: Tensor) -> Tensor:
 def digest_of(x: Tensor) -> bytes:
     sums = home_of(x, "changes").fold(x).cpu().numpy().tobytes()
     return hashlib.sha1(sums + len(x).to_bytes(8, "little"), usedforsecurity=False).digest()[:DIGEST]
+
+
+def shorter(x: Tensor, level: int) -> Tensor:
+    """Return bytes compressed by zstd, behind the digest of these."""
+    return sealed(bytes_in(package("zstandard", "zstd=").ZstdCompressor(level=level).compress(x.cpu().numpy())))
+
+
+def longer(x: Tensor) -> Tensor:
+    zstandard = package("zstandard", "a Subscriber to a Publisher with zstd=")
+    return bytes_in(zstandard.ZstdDecompressor().decompress(opened(x).numpy()))

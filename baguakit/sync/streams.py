@@ -1,14 +1,10 @@
-"""A packet as a stream of bytes: bodies behind their lengths, which are read in whatever pieces they come.
-
-bytes      what
-0 – 15     n, the length of the body, as an integer, lowest byte first
-16 –       n bytes
-"""
+"""A packet as a stream of bytes: bodies behind their lengths (16 bytes, the lowest first), in pieces of any lengths."""
 
 import queue
-import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
@@ -16,10 +12,11 @@ from torch import Tensor
 LENGTH = 16  # bytes
 Pieces = Iterator[Tensor]  # bytes, together a packet
 Take = Callable[[int], Tensor]  # the next so many bytes, or as many as are left
+Packets = AbstractContextManager[list[tuple[str, Take]]]  # where each comes from, and its bytes
 
 
 def framed(body: Tensor) -> tuple[Tensor, Tensor]:
-    return torch.frombuffer(bytearray(len(body).to_bytes(LENGTH, "little")), dtype=torch.uint8), body.cpu()
+    return bytes_in(len(body).to_bytes(LENGTH, "little")), body.cpu()
 
 
 def next_body(take: Take) -> Tensor | None:
@@ -51,23 +48,19 @@ def taker(pieces: Iterable[Tensor]) -> Take:
 
 def in_thread(pieces: Pieces) -> Pieces:
     """Yield pieces that a thread takes as they come, so that what is done with one of them does not delay the next."""
-    there: queue.SimpleQueue[Tensor | BaseException | None] = queue.SimpleQueue()
-
-    def take_all() -> None:
+    there: queue.SimpleQueue[Tensor | None] = queue.SimpleQueue()
+    with ThreadPoolExecutor(1, "baguakit sync") as pool:
+        taken = pool.submit(deque, map(there.put, pieces), 0)
+        taken.add_done_callback(lambda _: there.put(None))
+        yield from iter(there.get, None)
         try:
-            deque(map(there.put, pieces), 0)
-            there.put(None)
-        except BaseException as error:
-            there.put(error)
+            taken.result()
+        finally:
+            del taken  # else an error, and with it the group, would be held until the next garbage collection
 
-    threading.Thread(target=take_all, name="baguakit sync", daemon=True).start()
-    while (piece := there.get()) is not None:
-        if isinstance(piece, BaseException):
-            try:
-                raise piece
-            finally:
-                del piece  # else the error, and with it the group, would be held until the next garbage collection
-        yield piece
+
+def bytes_in(x: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(x), dtype=torch.uint8)
 
 
 def integer_of(x: Tensor) -> int:

@@ -2,9 +2,8 @@
 
 A *packet* leads from a version to a later one: a line of JSON with names, dtypes and shapes, and what `changes` packs
 of each 8 MiB of each tensor; each with its digest, so that it is sent and checked while the next is packed. Version −1
-has zeros in every tensor, so the changes from it are a whole copy. A subscriber changes nothing until all packets that
-lead to the newest version are there, and right. Each publisher has a random `run`: to the version 7 of another its
-changes from 7 do not fit.
+has zeros in every tensor, so the changes from it are a whole copy. Each publisher has a random `run`: to the version 7
+of another its changes from 7 do not fit.
 """
 
 import json
@@ -19,18 +18,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..arguments import describe, instance, real, truth
+from ..arguments import describe, instance, integer, package, real, truth
 from ..comm import Comm
 from .folders import Folder
 from .groups import Group
-from .packing import Parts, add_, changes, opened, plain, read, sealed
-from .streams import Pieces, Take, framed, next_body
+from .packing import Parts, add_, changes, longer, opened, plain, read, sealed, shorter
+from .streams import Pieces, Take, bytes_in, framed, next_body
 
 Tensors = nn.Module | Mapping[str, Tensor]
 Change = tuple[Tensor, int, Parts]  # a part of a tensor, from which version it is changed, and what was packed of it
 NOTHING = -1  # the version before the first
 RANGE = 1 << 23  # bytes of a tensor that are packed at once
-FORMAT = 2  # of packets
+FORMAT = 3  # of packets
 
 
 class Publisher:
@@ -43,30 +42,44 @@ class Publisher:
             0 publishes to all others.
         keep: the bytes of changes that are kept, as a share of all values. In a folder, a whole copy is written when
             there are more, and files older than the whole copy before it are removed.
+        zstd: the level, 1 to 22, at which zstd compresses what is sent; 0 for none. It needs the zstandard package.
 
     A publisher on a folder with versions goes on after the newest, with a whole copy.
     """
 
-    def __init__(self, tensors: Tensors, to: str | Path | Comm, keep: float = 1.0) -> None:
-        self.tensors, self.run = named(tensors), uuid.uuid4().hex[:12]
+    def __init__(self, tensors: Tensors, to: str | Path | Comm, keep: float = 1.0, zstd: int = 0) -> None:
+        self.tensors, self.run, self.zstd = named(tensors), uuid.uuid4().hex[:12], integer("zstd", zstd, 0, 22)
+        if zstd:
+            package("zstandard", "zstd=")
         self.place = place_of("to", to, real("keep", keep, 0) * sum(x.nbytes for x in self.tensors.values()))
         self.version: int = self.place.begin()
         self.copies: dict[str, Tensor] = {}  # of the version before
 
     def publish(self) -> int:
         """Publish the values of now as the next version; return its number: 0, 1, 2 … With a `Comm`, collective."""
-        start, copies = (self.version, self.copies) if self.copies else (NOTHING, zeros_like(self.tensors))
+        start, copies = (self.version if self.copies else NOTHING), self.copies
+        for name, x in self.tensors.items():
+            copies.setdefault(name, torch.zeros(x.shape, dtype=x.dtype, device=x.device))
         self.copies = {}  # after an error, the next version is a whole copy
         self.version += 1
-        pack = partial(packed, self.run, self.version)
-        whole = partial(pack, NOTHING, copies, {})
-        self.place.add(pack(start, self.tensors, copies), self.run, self.version, start == NOTHING, whole)
+        packet, whole = self._packed(start, self.tensors, copies), partial(self._packed, NOTHING, copies, {})
+        self.place.add(packet, self.run, self.version, start == NOTHING, whole)
         self.copies = copies
         return self.version
 
+    def _packed(self, start: int, tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor]) -> Pieces:
+        """Yield the packet from the copies, or from nothing, to the tensors, and copy these."""
+        told = {"format": FORMAT, "zstd": self.zstd, "run": self.run, "from": start, "to": self.version}
+        told["tensors"] = [[name, *facts(x)] for name, x in tensors.items()]
+        yield from framed(sealed(bytes_in(json.dumps(told).encode().ljust(16))))
+        for name, x in tensors.items():
+            new = ranges(x)
+            for part in map(changes, new, ranges(copies[name]) if copies else map(torch.zeros_like, new)):
+                yield from framed(shorter(part, self.zstd) if self.zstd else part)
+
     def regroup(self, comm: Comm) -> None:
         """Go on in another group, after ranks were lost or have joined."""
-        self.place = self.place.moved(comm)
+        self.place.move(comm)
 
 
 class Subscriber:
@@ -141,7 +154,7 @@ class Subscriber:
 
     def regroup(self, comm: Comm) -> None:
         """Go on in another group, after ranks were lost or have joined."""
-        self.place = self.place.moved(comm)
+        self.place.move(comm)
 
     def _writes(self) -> list[int]:
         return [0 if x.is_inference() else x._version for x in self.tensors.values()]
@@ -168,6 +181,7 @@ class Packet(NamedTuple):
     start: int
     version: int
     facts: dict[str, list[Any]]  # by name
+    zstd: int
 
 
 def named(tensors: Tensors) -> dict[str, Tensor]:
@@ -200,22 +214,6 @@ def ranges(x: Tensor) -> list[Tensor]:
     return list(plain(x.detach()).view(-1).split(RANGE // x.itemsize))
 
 
-def zeros_like(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return contiguous zeros: version −1 of these tensors."""
-    return {name: torch.zeros(x.shape, dtype=x.dtype, device=x.device) for name, x in tensors.items()}
-
-
-def packed(run: str, to: int, start: int, tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor]) -> Pieces:
-    """Yield the packet from the copies, or from nothing, to the tensors, and copy these."""
-    listed = [[name, *facts(x)] for name, x in tensors.items()]
-    line = json.dumps({"format": FORMAT, "run": run, "from": start, "to": to, "tensors": listed}).encode()
-    yield from framed(sealed(torch.frombuffer(bytearray(line + b" " * (-len(line) % 16)), dtype=torch.uint8)))
-    for name, x in tensors.items():
-        new = ranges(x)
-        for part in map(changes, new, ranges(copies[name]) if copies else map(torch.zeros_like, new)):
-            yield from framed(part)
-
-
 def next_packet(take: Take) -> Packet | None:
     """Return the next packet, whose parts are still to be taken; None at the end."""
     if (head := next_body(take)) is None:
@@ -223,7 +221,7 @@ def next_packet(take: Take) -> Packet | None:
     told = json.loads(bytes(opened(head).tolist()))
     if told.get("format") != FORMAT:
         raise ValueError("another version of baguakit has written this packet; publish a whole copy with this one")
-    return Packet(told["run"], told["from"], told["to"], {name: each for name, *each in told["tensors"]})
+    return Packet(told["run"], told["from"], told["to"], {n: each for n, *each in told["tensors"]}, told["zstd"])
 
 
 def parts_of(packet: Packet, take: Take, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Parts]]:
@@ -234,4 +232,4 @@ def parts_of(packet: Packet, take: Take, tensors: Mapping[str, Tensor]) -> Itera
             if (part := next_body(take)) is None:
                 raise ValueError("the packet is cut off")
             if values is not None:
-                yield values, read(part.to(values.device), values)
+                yield values, read((longer(part) if packet.zstd else part).to(values.device), values)

@@ -63,7 +63,7 @@ def measure(cell: dict[str, Any]) -> dict[str, Any]:
     sizes = dict.fromkeys((changes, DELIVERED, EARLY), sum(log[-cell["repeats"] :]) / cell["repeats"])
     for name, size in (sizes | {"broadcast": x.nbytes}).items():
         found[name] |= {"busiest": size, "formula": size * (1 - 1 / comm.size)}
-    found[changes]["alone"] = comm.broadcast_object(alone(x, cell) if comm.rank == 0 else None)
+    found[changes]["alone"] = comm.broadcast_object(alone(one, x, cell) if comm.rank == 0 else None)
     return found
 
 
@@ -85,14 +85,14 @@ def pass_on(one: Sync) -> tuple[float, float]:
     return began, min(checked, default=time.perf_counter())
 
 
-def alone(x: Tensor, cell: dict[str, Any]) -> dict[str, float]:
+def alone(publisher: bk.sync.Publisher, x: Tensor, cell: dict[str, Any]) -> dict[str, float]:
     """Return the medians of the seconds that this host takes to pack, check and apply, while the others wait."""
     seconds: dict[str, list[float]] = {"pack": [], "check": [], "apply": []}
     here, there = {"x": x.clone()}, {"x": x.clone()}
     for _ in range(cell["repeats"]):
         moved(x, cell["share"], 0)
         times = [time.perf_counter()]
-        take = taker(list(versions.packed("", 1, 0, {"x": x}, here)))
+        take = taker(list(publisher._packed(0, {"x": x}, here)))
         times.append(time.perf_counter())
         parts = list(versions.parts_of(versions.next_packet(take), take, there))
         times.append(time.perf_counter())

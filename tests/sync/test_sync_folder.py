@@ -1,6 +1,7 @@
 """Publishers and subscribers of a folder: every subscriber has a published version, bit for bit."""
 
 import shutil
+import sys
 
 import pytest
 import torch
@@ -264,3 +265,44 @@ def test_changes_that_were_applied_early_are_taken_back(parts, tmp_path, monkeyp
     assert [one.update() for one in followers] == [2, 2]
     assert same(early, trained)
     assert same(late, trained)
+
+
+def test_zstd_makes_packets_shorter(tmp_path):
+    pytest.importorskip("zstandard")
+    sent = []
+    for zstd in (0, 3):
+        trained, served = model(), model(1)
+        publisher = bk.sync.Publisher(trained, tmp_path / str(zstd), keep=9, zstd=zstd)
+        follower = bk.sync.Subscriber(served, tmp_path / str(zstd))
+        for _ in range(3):
+            publisher.publish()
+            follower.update()
+            assert same(state(served), state(trained))
+            move(trained, 0.2)
+        sent.append(sum(path.stat().st_size for path in (tmp_path / str(zstd)).iterdir()))
+    assert sent[1] < 0.9 * sent[0]
+
+
+def test_each_flipped_byte_of_what_zstd_has_compressed_is_refused(tmp_path):
+    pytest.importorskip("zstandard")
+    new, there = {"x": torch.arange(300.0)}, {"x": torch.zeros(300)}
+    bk.sync.Publisher(new, tmp_path, zstd=1).publish()
+    (path,) = tmp_path.glob("0*")
+    right = path.read_bytes()
+    follower = bk.sync.Subscriber(there, tmp_path)
+    for at in range(len(right)):
+        path.write_bytes(right[:at] + bytes([right[at] ^ (1 + at % 255)]) + right[at + 1 :])
+        with pytest.raises(ValueError, match=r"damaged|cut off"):
+            follower.update()
+        assert not there["x"].any()
+    path.write_bytes(right)
+    follower.update()
+    assert torch.equal(there["x"], new["x"])
+
+
+def test_zstd_needs_its_package(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(ImportError, match="zstd= needs the zstandard package: pip install zstandard"):
+        bk.sync.Publisher(model(), tmp_path, zstd=1)
+    with pytest.raises(ValueError, match="zstd"):
+        bk.sync.Publisher(model(), tmp_path, zstd=23)

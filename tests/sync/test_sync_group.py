@@ -1,7 +1,10 @@
 """Publisher and subscribers in one group: what comes along the chain of ranks is the published version."""
 
+from importlib.util import find_spec
+
 import pytest
 import torch
+import torch.distributed as dist
 from pool import ranks
 
 import baguakit as bk
@@ -107,8 +110,12 @@ def test_tensors_of_many_parts_and_streams_of_many_messages():
         small.setattr("baguakit.sync.groups.MOST", 3)
         comm = bk.Comm()
         mine = {"w": torch.zeros(90_000), "z": torch.zeros(70, 300, dtype=torch.complex128).t(), "e": torch.zeros(0, 3)}
-        early = comm.rank == 2
-        one = bk.sync.Publisher(mine, comm, keep=9) if comm.rank == 0 else bk.sync.Subscriber(mine, comm, early=early)
+        early, zstd = comm.rank == 2, 1 if find_spec("zstandard") else 0
+        one = (
+            bk.sync.Publisher(mine, comm, keep=9, zstd=zstd)
+            if comm.rank == 0
+            else bk.sync.Subscriber(mine, comm, early=early)
+        )
         for i in range(3):
             there = torch.arange(90_000.0) % (7 + i)
             if comm.rank == 0:
@@ -143,3 +150,27 @@ def test_who_cannot_take_a_packet_passes_it_on_and_takes_the_next():
         return torch.equal(mine["w"], 2.0 * (torch.arange(900_000) % 3))
 
     assert ranks(3, run) == [True] * 3
+
+
+def test_the_mean_of_the_ranks_weights_is_published_for_evaluation_elsewhere(tmp_path):
+    def run():
+        torch.manual_seed(0)
+        model = torch.nn.Linear(30, 20)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        rank = bk.Comm().rank
+        publisher = bk.sync.Publisher(model, tmp_path) if rank == 0 else None
+        served = torch.nn.Linear(30, 20)
+        with bk.attach(model, optimizer, bk.algorithms.local_sgd(every=100)) as att:
+            for _ in range(3):
+                optimizer.zero_grad()
+                model(torch.randn(4, 30, generator=torch.Generator().manual_seed(rank))).square().sum().backward()
+                optimizer.step()
+            apart = att.consensus_distance()
+            att.merge()
+            if publisher:
+                publisher.publish()
+            dist.barrier()
+            bk.sync.Subscriber(served, tmp_path).update()
+            return apart > 0 and all(map(torch.equal, served.parameters(), model.parameters()))
+
+    assert ranks(2, run) == [True] * 2

@@ -1,0 +1,83 @@
+"""Which bf16 weights a step of AdamW changes, and the bytes that `bk.sync` sends of them.
+
+    python -m bench.changed_weights          writes bench/results/changed-weights.json, and prints the table
+
+A small GPT is trained on text in fp32, as masters of bf16 weights. From there, one step is made at each learning rate.
+What is sent must give the new weights back, bit for bit.
+"""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import baguakit as bk
+from baguakit.compare.language import BATCH, CONTEXT, GPT, drawn, loss_of, text
+from baguakit.sync.packing import shorter
+
+from .measuring import machine
+
+RESULT = Path(__file__).parent / "results" / "changed-weights.json"
+LAYERS, WIDTH, HEADS = 4, 256, 8
+STEPS, RATE, RATES, LEVEL = 60, 3e-4, (1e-6, 1e-5, 1e-4, 1e-3), 1
+PAIR = 6  # bytes of a place and a value
+
+
+def step(model: nn.Module, optimizer: torch.optim.Optimizer, batch: Any) -> None:
+    optimizer.zero_grad()
+    loss_of(model, batch).backward()
+    optimizer.step()
+
+
+def weights(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().bfloat16().view(-1) for p in model.parameters()])
+
+
+def measured(old: Tensor, new: Tensor) -> dict[str, float]:
+    """Return the share of values that change, and the bytes sent without and with zstd, as shares of all bytes."""
+    changed = int((old.view(torch.int16) != new.view(torch.int16)).sum())
+    packed = bk.sync.changes(new, x := old.clone())
+    if not (torch.equal(x, new) and torch.equal(bk.sync.apply_(old.clone(), packed), new)):
+        raise AssertionError("what was packed does not give the new weights")
+    return {
+        "changed": changed / old.numel(),
+        "sent": len(packed) / old.nbytes,
+        "of_pairs": len(packed) / (PAIR * changed),
+        "zstd": len(shorter(packed, LEVEL)) / old.nbytes,
+    }
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    windows = text(CONTEXT)[0]
+    model = GPT(LAYERS, WIDTH, HEADS)
+    optimizer = torch.optim.AdamW(model.parameters(), RATE)
+    for i in range(STEPS):
+        step(model, optimizer, drawn(windows, BATCH, 0, i))
+    found = {}
+    for rate in RATES:
+        one = copy.deepcopy(model)
+        there = torch.optim.AdamW(one.parameters(), rate)
+        there.load_state_dict(optimizer.state_dict())
+        there.param_groups[0]["lr"] = rate
+        step(one, there, drawn(windows, BATCH, 0, STEPS))
+        found[f"{rate:.0e}".replace("e-0", "e-")] = measured(weights(model), weights(one))
+    on = {"values": weights(model).numel(), "steps": STEPS, "rate": RATE, "level": LEVEL} | machine()
+    RESULT.write_text(json.dumps({"on": on, "rates": found}, indent=1) + "\n")
+    print("\n".join(table(found)))
+
+
+def table(found: dict[str, dict[str, float]]) -> list[str]:
+    """Return the rows of the table of docs/situations/rl_weights.md."""
+    rows = []
+    for rate, each in found.items():
+        changed, sent, zstd = (f"{100 * each[name]:.1f} %" for name in ("changed", "sent", "zstd"))
+        rows.append(f"| {rate} | {changed} | {sent} | {each['of_pairs']:.2f} | {zstd} |")
+    return rows
+
+
+if __name__ == "__main__":
+    main()
