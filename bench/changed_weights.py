@@ -6,6 +6,7 @@ A small GPT is trained on text in fp32, as masters of bf16 weights. From there, 
 What is sent must give the new weights back, bit for bit.
 """
 
+import argparse
 import copy
 import json
 from pathlib import Path
@@ -51,11 +52,16 @@ def measured(old: Tensor, new: Tensor) -> dict[str, float]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.changed_weights", description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps before the one that is measured (%(default)s)")
+    parser.add_argument("--out", type=Path, default=RESULT.parent, metavar="FOLDER", help="(%(default)s)")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     windows = text(CONTEXT)[0]
     model = GPT(LAYERS, WIDTH, HEADS)
     optimizer = torch.optim.AdamW(model.parameters(), RATE)
-    for i in range(STEPS):
+    for i in range(options.steps):
         step(model, optimizer, drawn(windows, BATCH, 0, i))
     found = {}
     for rate in RATES:
@@ -63,10 +69,10 @@ def main() -> None:
         there = torch.optim.AdamW(one.parameters(), rate)
         there.load_state_dict(optimizer.state_dict())
         there.param_groups[0]["lr"] = rate
-        step(one, there, drawn(windows, BATCH, 0, STEPS))
+        step(one, there, drawn(windows, BATCH, 0, options.steps))
         found[f"{rate:.0e}".replace("e-0", "e-")] = measured(weights(model), weights(one))
-    on = {"values": weights(model).numel(), "steps": STEPS, "rate": RATE, "level": LEVEL} | machine()
-    RESULT.write_text(json.dumps({"on": on, "rates": found}, indent=1) + "\n")
+    on = {"values": weights(model).numel(), "steps": options.steps, "rate": RATE, "level": LEVEL} | machine()
+    (options.out / RESULT.name).write_text(json.dumps({"on": on, "rates": found}, indent=1) + "\n")
     print("\n".join(table(found)))
 
 
