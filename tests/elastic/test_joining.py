@@ -111,7 +111,7 @@ def test_every_algorithm_goes_on_with_fewer_and_with_more(algorithm, other):
             assert all(torch.equal(each["weights"], found[0]["weights"]) for each in found)
 
 
-@pytest.mark.parametrize("algorithm", slow_after(1, ["async_push_sum()", "async_gossip()"]))
+@pytest.mark.parametrize("algorithm", slow_after(0, ["async_push_sum()", "async_gossip()"]))
 def test_edges_of_windows_follow_the_group(algorithm):
     """A rank that joins gets edges, one that is lost costs its own, and nobody raises, at whatever steps ranks are."""
     with crew(algorithm, lr=0.05) as ranks:
