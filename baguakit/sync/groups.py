@@ -121,6 +121,6 @@ class Group:
                 yield message[HEAD:].cpu()
             for each in going:
                 each.wait()
-        except Exception:
+        except BaseException:
             self._comm = None  # so that nothing here holds the group: others hear of it as its connections close
             raise

@@ -52,7 +52,8 @@ def in_thread(pieces: Pieces) -> Pieces:
     with ThreadPoolExecutor(1, "baguakit sync") as pool:
         taken = pool.submit(deque, map(there.put, pieces), 0)
         taken.add_done_callback(lambda _: there.put(None))
-        yield from iter(there.get, None)
+        while (piece := there.get()) is not None:
+            yield piece
         try:
             taken.result()
         finally:

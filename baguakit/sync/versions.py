@@ -57,9 +57,8 @@ class Publisher:
 
     def publish(self) -> int:
         """Publish the values of now as the next version; return its number: 0, 1, 2 … With a `Comm`, collective."""
-        start, copies = (self.version if self.copies else NOTHING), self.copies
-        for name, x in self.tensors.items():
-            copies.setdefault(name, torch.zeros(x.shape, dtype=x.dtype, device=x.device))
+        start, there = (self.version if self.copies else NOTHING), self.tensors.items()
+        copies = self.copies or {n: torch.zeros(x.shape, dtype=x.dtype, device=x.device) for n, x in there}
         self.copies = {}  # after an error, the next version is a whole copy
         self.version += 1
         packet, whole = self._packed(start, self.tensors, copies), partial(self._packed, NOTHING, copies, {})
