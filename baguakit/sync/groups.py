@@ -87,8 +87,10 @@ class Group:
     def _cut(self, packet: Pieces) -> Pieces:
         """Yield the messages of rank 0."""
         take, ahead = taker(packet), deque([torch.empty(0, dtype=torch.uint8)])
-        while ahead:
-            piece, later = ahead.popleft(), [take(PIECE), take(PIECE if len(ahead) < MOST else 0)]
+        for many in itertools.chain((PIECE, 0), itertools.repeat(PIECE)):  # the second leaves before more is packed
+            if not ahead:
+                return
+            piece, later = ahead.popleft(), [take(many), take(many if len(ahead) < MOST else 0)]
             ahead.extend(filter(len, later))
             lengths = torch.tensor(list(map(len, later)), dtype=torch.int64)
             yield torch.cat([lengths.view(torch.uint8), piece]).to(device_of(self.comm.group))
