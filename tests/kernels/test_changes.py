@@ -128,3 +128,13 @@ def test_sums_are_those_of_whole_numbers():
     for keys, found in zip(changes.keys().tolist(), changes.fold(x)[0].tolist(), strict=True):
         mixed = [(word + key) % 2**32 for word, key in zip(words, keys, strict=True)]
         assert found % 2**64 == sum(a * b for a, b in zip(mixed[:128], mixed[128:], strict=True)) % 2**64
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_spans_of_all_threads_come_one_behind_the_other(threads, monkeypatch):
+    if cpu.functions("changes") is None:
+        pytest.skip("no C compiler")
+    monkeypatch.setattr(cpu, "threads", lambda values: threads)
+    monkeypatch.setattr(changes_cpu, "MANY", 2 * changes_cpu.SPAN)
+    for share in (0.03, 1.0):
+        check(*drawn(2, 3 * changes_cpu.SPAN * changes.BLOCK + 5000, share, 200), 2, (changes_cpu, "cpu"))

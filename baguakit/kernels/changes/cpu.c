@@ -137,7 +137,7 @@ static void encode_span(const void *context, i64 i)
 /* Pack all spans, one behind the other; ends[0] then is how many bytes they have. */
 void changes_encode(const Encode *c)
 {
-    if (c->threads == 1) { /* less memory is written */
+    if (c->threads == 1 || spans_of(c->n) < 2) { /* less memory is written */
         c->ends[0] = encode_blocks(c, 0, c->n, c->slots);
         return;
     }
