@@ -2,8 +2,7 @@
 
 A *packet* leads from a version to a later one: a line of JSON with names, dtypes and shapes, and what `changes` packs
 of each 8 MiB of each tensor; each with its digest, so that it is sent and checked while the next is packed. Version −1
-has zeros in every tensor, so the changes from it are a whole copy. Each publisher has a random `run`: to the version 7
-of another its changes from 7 do not fit.
+has zeros in every tensor: changes from it are a whole copy. Changes fit only versions of the same random `run`.
 """
 
 import json
@@ -126,30 +125,36 @@ class Subscriber:
         return version
 
     def _receive(self, wholes: dict[str, Tensor], applied: list[Change], later: list[Change]) -> tuple[str, int]:
-        """Take what leads to the newest version, and apply it if it may be early; return its run and number."""
-        run, version = self.run, self.version
-        with self.place.packets_after(version, run) as packets:
+        """Take all packets, and apply those that may be early; return the run and version that they lead to."""
+        at = self.run, self.version
+        with self.place.packets_after(self.version, self.run) as packets:
             for where, take in packets:
                 try:
                     while (packet := next_packet(take)) is not None:
-                        if packet.start != NOTHING and packet.version <= version:
-                            deque(parts_of(packet, take, {}), 0)
-                            continue
-                        if packet.start != NOTHING and (packet.run, packet.start) != (run, version):
-                            raise ValueError(f"changes came from version {packet.start}; the tensors have {version}")
-                        self._check(packet)
-                        wholes.update({} if wholes else {name: plain(x) for name, x in self.tensors.items()})
-                        early = self.early and packet.start != NOTHING and not later
-                        for values, part in parts_of(packet, take, wholes):
-                            if early:
-                                self._check_writes(applied)
-                            (applied if early else later).append((values, packet.start, part))
-                            if early:
-                                add_(values, part)
-                        run, version = packet.run, packet.version
+                        at = self._take(packet, take, at, wholes, applied, later)
                 except ValueError as error:
                     raise ValueError(f"{where}: {error}") from None
-        return run, version
+        return at
+
+    def _take(
+        self, packet: "Packet", take: Take, at: tuple[str, int],
+        wholes: dict[str, Tensor], applied: list[Change], later: list[Change],
+    ) -> tuple[str, int]:  # fmt: skip
+        if packet.start != NOTHING and packet.version <= at[1]:
+            deque(parts_of(packet, take, {}), 0)
+            return at
+        if packet.start != NOTHING and (packet.run, packet.start) != at:
+            raise ValueError(f"changes came from version {packet.start}; the tensors have {at[1]}")
+        self._check(packet)
+        wholes.update({} if wholes else {name: plain(x) for name, x in self.tensors.items()})
+        early = self.early and packet.start != NOTHING and not later
+        if early:
+            self._check_writes(applied)
+        for values, part in parts_of(packet, take, wholes):
+            (applied if early else later).append((values, packet.start, part))
+            if early:
+                add_(values, part)
+        return packet.run, packet.version
 
     def regroup(self, comm: Comm) -> None:
         """Go on in another group, after ranks were lost or have joined."""

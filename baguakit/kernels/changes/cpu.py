@@ -11,7 +11,8 @@ MANY = 16 * SPAN  # blocks that all threads pack before they are moved together
 
 
 def encode(new: Tensor, old: Tensor, size: int) -> tuple[Tensor, list[Tensor]]:
-    heads, ends = torch.empty(-(-len(new) // (BLOCK * size)), dtype=torch.int32), torch.empty(16, dtype=torch.int64)
+    heads = torch.empty(-(-len(new) // (BLOCK * size)), dtype=torch.int32)
+    ends = torch.empty(MANY // SPAN, dtype=torch.int64)
     many, room, packed = MANY * BLOCK * size, torch.empty(0, dtype=torch.uint8), []
     for x, y, part in zip(new.split(many), old.split(many), heads.split(MANY), strict=True):
         if len(room) < len(x):
@@ -25,7 +26,9 @@ def encode(new: Tensor, old: Tensor, size: int) -> tuple[Tensor, list[Tensor]]:
 
 def fold(x: Tensor) -> Tensor:
     sums = torch.empty(-(-len(x) // ROW), 2, dtype=torch.int64)
-    cpu.call("changes", "changes_fold", x, keys(), sums, len(x), cpu.threads(len(x) // 16))
+    cpu.call(
+        "changes", "changes_fold", x, keys(), sums, len(x), cpu.threads(len(x) // 16)
+    )  # 16 bytes take as long as a value
     return sums
 
 

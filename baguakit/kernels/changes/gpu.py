@@ -13,7 +13,7 @@ from torch import Tensor
 from ..gpu import launch, load, tiled
 from . import definition as changes
 
-fold = changes.fold
+fold = changes.fold  # what was packed is short
 
 BLOCK, LINE = tl.constexpr(changes.BLOCK), tl.constexpr(changes.LINE)
 LINES, BITMAP, ALL = tl.constexpr(changes.LINES), tl.constexpr(changes.BITMAP), tl.constexpr(changes.ALL)
