@@ -22,7 +22,7 @@ from baguakit.sync.packing import shorter
 from .measuring import machine
 
 RESULT = Path(__file__).parent / "results" / "changed-weights.json"
-LAYERS, WIDTH, HEADS = 4, 256, 8
+LAYERS, WIDTH, HEADS = 10, 512, 8
 STEPS, RATE, RATES, LEVEL = 60, 3e-4, (1e-6, 1e-5, 1e-4, 1e-3), 1
 PAIR = 6  # bytes of a place and a value
 

@@ -1,6 +1,7 @@
 """Live ranks, kept from test to test: `baguakit.Ranks`, on which warnings are errors."""
 
 import contextlib
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -40,7 +41,8 @@ class Pool(Ranks):
 
 
 def strictly(function: Callable[..., Any], *args: Any) -> Any:
-    """Call a function, and take warnings for errors."""
+    """Call a function, and take warnings for errors; what it draws does not depend on the tests before it."""
+    torch.manual_seed(int(os.environ["RANK"]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "Guards may run slower", RuntimeWarning)  # torch's, of Python 3.13.0

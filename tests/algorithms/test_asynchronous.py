@@ -131,6 +131,7 @@ def regressed(algorithm, optimizer):
         inputs[r, :, [2 * r % FEATURES, (2 * r + 1) % FEATURES]] *= 0.01
     values = inputs @ truth + NOISE * torch.randn(comm.size, ROWS, 1, generator=draw, dtype=torch.float64)
     model = nn.Linear(FEATURES, 1, bias=False, dtype=torch.float64)
+    nn.init.zeros_(model.weight)  # a start near the truth would hide what a rank does not learn
     made_optimizer = getattr(torch.optim, optimizer)(model.parameters(), lr=0.05)
     rate = torch.optim.lr_scheduler.LinearLR(made_optimizer, 1, 0.02, 400)
     with bk.attach(model, made_optimizer, algorithm) if algorithm else contextlib.nullcontext():
