@@ -2,7 +2,7 @@
 
     python -m bench.changed_weights          writes bench/results/changed-weights.json, and prints the table
 
-A small GPT is trained on text in fp32, as masters of bf16 weights. From there, one step is made at each learning rate.
+Two GPTs are trained on text in fp32, as masters of bf16 weights. From there, one step is made at each learning rate.
 What is sent must give the new weights back, bit for bit.
 """
 
@@ -22,7 +22,7 @@ from baguakit.sync.packing import shorter
 from .measuring import machine
 
 RESULT = Path(__file__).parent / "results" / "changed-weights.json"
-LAYERS, WIDTH, HEADS = 10, 512, 8
+MODELS = {"small": (4, 256, 8), "large": (10, 512, 8)}  # layers, width, heads
 STEPS, RATE, RATES, LEVEL = 60, 3e-4, (1e-6, 1e-5, 1e-4, 1e-3), 1
 PAIR = 6  # bytes of a place and a value
 
@@ -51,37 +51,46 @@ def measured(old: Tensor, new: Tensor) -> dict[str, float]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.changed_weights", description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=STEPS, help="steps before the one that is measured (%(default)s)")
-    parser.add_argument("--out", type=Path, default=RESULT.parent, metavar="FOLDER", help="(%(default)s)")
-    options = parser.parse_args()
-    options.out.mkdir(parents=True, exist_ok=True)
+def trajectory(layers: int, width: int, heads: int, steps: int) -> dict[str, Any]:
+    """Train for `steps` steps, and return what one more step changes, by learning rate."""
     torch.manual_seed(0)
     windows = text(CONTEXT)[0]
-    model = GPT(LAYERS, WIDTH, HEADS)
+    model = GPT(layers, width, heads)
     optimizer = torch.optim.AdamW(model.parameters(), RATE)
-    for i in range(options.steps):
+    for i in range(steps):
         step(model, optimizer, drawn(windows, BATCH, 0, i))
-    found = {}
+    rates = {}
     for rate in RATES:
         one = copy.deepcopy(model)
         there = torch.optim.AdamW(one.parameters(), rate)
         there.load_state_dict(optimizer.state_dict())
         there.param_groups[0]["lr"] = rate
-        step(one, there, drawn(windows, BATCH, 0, options.steps))
-        found[f"{rate:.0e}".replace("e-0", "e-")] = measured(weights(model), weights(one))
-    on = {"values": weights(model).numel(), "steps": options.steps, "rate": RATE, "level": LEVEL} | machine()
-    (options.out / RESULT.name).write_text(json.dumps({"on": on, "rates": found}, indent=1) + "\n")
+        step(one, there, drawn(windows, BATCH, 0, steps))
+        rates[f"{rate:.0e}".replace("e-0", "e-")] = measured(weights(model), weights(one))
+    return {"values": weights(model).numel(), "rates": rates}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.changed_weights", description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=STEPS, help="steps before the one that is measured (%(default)s)")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS), help="(both)")
+    parser.add_argument("--out", type=Path, default=RESULT.parent, metavar="FOLDER", help="(%(default)s)")
+    options = parser.parse_args()
+    options.out.mkdir(parents=True, exist_ok=True)
+    found = {name: trajectory(*MODELS[name], options.steps) for name in options.models}
+    on = {"steps": options.steps, "rate": RATE, "level": LEVEL} | machine()
+    (options.out / RESULT.name).write_text(json.dumps({"on": on, "models": found}, indent=1) + "\n")
     print("\n".join(table(found)))
 
 
-def table(found: dict[str, dict[str, float]]) -> list[str]:
+def table(found: dict[str, Any]) -> list[str]:
     """Return the rows of the table of docs/situations/rl_weights.md."""
     rows = []
-    for rate, each in found.items():
-        changed, sent, zstd = (f"{100 * each[name]:.1f} %" for name in ("changed", "sent", "zstd"))
-        rows.append(f"| {rate} | {changed} | {sent} | {each['of_pairs']:.2f} | {zstd} |")
+    for model in found.values():
+        for rate, each in model["rates"].items():
+            changed, sent, zstd = (f"{100 * each[name]:.1f} %" for name in ("changed", "sent", "zstd"))
+            values = f"{model['values'] / 1e6:.1f} million"
+            rows.append(f"| {values} | {rate} | {changed} | {sent} | {each['of_pairs']:.2f} | {zstd} |")
     return rows
 
 

@@ -78,7 +78,7 @@ RULES: list[tuple[str, Runs | Accepted | Looked]] = [
     (r"python -m bench\.network\.train .*", Looked("what a laboratory starts on each host")),
     (r"python -m bench\.network.*", Accepted(LONG)),
     (r"python -m bench\.memory", Accepted(LONG)),
-    (r"python -m bench\.changed_weights", Runs("--steps=2 --out=out")),
+    (r"python -m bench\.changed_weights", Runs("--steps=2 --models small --out=out")),
     (r"python -m bench\.first_use", Runs()),
     (r"python -m bench\.roofline --page", Runs()),
     (r"python -m bench\.roofline --predicted.*", Accepted("compiles every kernel; tests/bench runs it")),

@@ -16,6 +16,6 @@ def test_the_page_s_code_runs(tmp_path, monkeypatch):
 
 
 def test_the_page_s_shares_are_those_that_were_measured():
-    rows = table(json.loads(RESULT.read_text())["rates"])
-    assert len(rows) == 4
+    rows = table(json.loads(RESULT.read_text())["models"])
+    assert len(rows) == 8
     assert "\n".join(rows) in PAGE.read_text()
