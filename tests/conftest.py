@@ -33,6 +33,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items.sort(key=lambda item: item.path.relative_to(HERE).parts[0] not in DECIDED_BY_GPU)
 
 
+def pytest_runtest_setup() -> None:
+    """What a test draws does not depend on the tests before it."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def pools():
     """End the live ranks with the session."""
