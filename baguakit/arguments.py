@@ -113,6 +113,8 @@ def tensor(name: str, value: Any, *, floating: bool = False, dtype: torch.dtype 
     x = instance(name, value, Tensor, "a tensor")
     if x.layout is not torch.strided:
         raise TypeError(message(name, "a dense tensor", value) + "; call .to_dense() first")
+    if x.is_nested or x.is_quantized:
+        raise TypeError(f"{name} is a dense tensor, not a {'nested' if x.is_nested else 'quantized'} one")
     if x.is_meta:
         raise ValueError(message(name, "a tensor that holds values", value))
     if floating and not x.is_floating_point():

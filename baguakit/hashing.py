@@ -4,9 +4,10 @@ import hashlib
 from typing import Any, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+from .tensors import bytes_of
 
 Numbers = TypeVar("Numbers", int, NDArray[np.uint64])
 
@@ -23,5 +24,5 @@ def mixed(numbers: Numbers) -> Numbers:
 
 def digest(x: Tensor) -> bytes:
     """Return 16 bytes of SHA-1, which tell whether the bits of tensors differ (not if somebody wants to hide it)."""
-    bits: Any = x.detach().cpu().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8).numpy()
+    bits: Any = bytes_of(x.cpu()).numpy()
     return hashlib.sha1(bits.data, usedforsecurity=False).digest()[:16]

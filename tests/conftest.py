@@ -34,7 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup() -> None:
-    """What a test draws does not depend on the tests before it."""
+    """Seed torch, so that what a test draws does not depend on the tests before it."""
     torch.manual_seed(0)
 
 

@@ -16,9 +16,9 @@ PACKAGE = ROOT / "baguakit"
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 FLOORS = [
-    {"annotations", "compiling", "hashing"},
+    {"annotations", "compiling", "tensors"},
+    {"hashing"},
     {"arguments"},
-    {"tensors"},
     {"kernels", "expressions"},
     {"compressors", "topology", "comm", "lanes", "buckets"},
     {"optim", "costs"},  # optim steps the tensors of one rank: it knows no group

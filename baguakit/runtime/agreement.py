@@ -29,6 +29,7 @@ from ..lanes import CpuLane
 from ..lanes.cpu import CpuFlight
 from ..monitor import Collective, Monitor
 from ..rules import Rule
+from ..tensors import bytes_of, plain
 
 LONGEST = timedelta(days=365)  # to wait for a flight
 
@@ -283,7 +284,7 @@ def broadcast_into(x: Tensor, comm: Comm, device: torch.device, source: int = 0)
         there = comm.broadcast_object(x.cpu(), source)
         x.resize_as_sparse_(there).copy_(there)  # `x` itself: a detached one would have others
     elif (x := local(x)).numel():
-        there = x.to(device).resolve_conj().resolve_neg().contiguous()
-        comm.broadcast(there.view(-1).view(torch.uint8), source)
+        there = plain(x.to(device))
+        comm.broadcast(bytes_of(there), source)
         if there.data_ptr() != x.data_ptr():
             x.copy_(there)

@@ -23,7 +23,6 @@ from .streams import Packets, Pieces, taker
 
 WHOLE = "-whole"
 NAME = re.compile(r"\d{9,}-[0-9a-f]{12}(-whole)?")
-TRIALS = 3  # of reading, while the publisher removes files
 
 
 class Folder:
@@ -69,8 +68,7 @@ class Folder:
         files = self.files()
         oldest = [-1, *whole_among(files)][-2:][0]
         for name in (name for each, names in files.items() if each < oldest for name in names):
-            with contextlib.suppress(FileNotFoundError):
-                (self.path / name).unlink()
+            (self.path / name).unlink(missing_ok=True)
 
     def _write(self, packet: Pieces, name: str) -> int:
         unfinished = self.path / f"unfinished-{uuid.uuid4().hex}"
@@ -81,7 +79,7 @@ class Folder:
         unfinished.replace(self.path / name)
         return length
 
-    def packets_after(self, version: int, run: str, trials: int = TRIALS) -> Packets:
+    def packets_after(self, version: int, run: str, trials: int = 3) -> Packets:
         """Give the packets, and their files, from a version to the newest, or from the newest whole copy on."""
         files = self.files()
         newest = max(files, default=-1)
@@ -91,11 +89,10 @@ class Folder:
             start = max(whole_among(files), default=-1)
             chain = [name_of(each, latest, each == start) for each in range(max(start, 0), newest + 1)]
         try:
-            paths = [self.path / name for name in chain]
-            packets = [taker([torch.from_numpy(np.fromfile(path, np.uint8))]) for path in paths]
-            return contextlib.nullcontext([(str(path), take) for path, take in zip(paths, packets, strict=True)])
+            read = [(str(path), np.fromfile(path, np.uint8)) for path in map(self.path.joinpath, chain)]
+            return contextlib.nullcontext([(path, taker([torch.from_numpy(x)])) for path, x in read])
         except FileNotFoundError as error:
-            if trials > 1:
+            if trials > 1:  # the publisher may have removed files
                 return self.packets_after(version, run, trials - 1)
             raise FileNotFoundError(f"{self.path} has version {newest}, and no {error.filename}") from None
 

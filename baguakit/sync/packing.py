@@ -18,6 +18,7 @@ from torch import Tensor
 from ..arguments import checked, describe, package, tensor
 from ..kernels.changes import definition as blocks
 from ..kernels.operators import home_of
+from ..tensors import bytes_of, check_apart, plain
 from .streams import bytes_in, integer_of
 
 DIGEST, HEADER, FORMAT = 16, 32, 2
@@ -31,17 +32,20 @@ def changes(new: Tensor, old: Tensor) -> Tensor:
 
     Args:
         new: a tensor of any dtype, shape and strides.
-        old: a contiguous tensor of the same shape and dtype on the same device.
+        old: a tensor of the same shape and dtype on the same device, with any strides.
 
     Returns:
         Bytes (uint8) on that device, at most 0.2 % and 64 bytes longer than the values. `apply_` takes them.
     """
     tensor("new", new), tensor("old", old)
-    if (new.shape, new.dtype, new.device) != (old.shape, old.dtype, old.device) or not old.is_contiguous():
-        raise ValueError(f"old is a contiguous tensor like new, {describe(new)}; it is {describe(old)}")
-    size = min(new.itemsize, 8)
-    there = bytes_of(old)
-    heads, packed = home_of(there, "changes", old).encode(bytes_of(plain(new)), there, size)
+    check_apart({"old": old})
+    if (new.shape, new.dtype, new.device) != (old.shape, old.dtype, old.device):
+        raise ValueError(f"old is a tensor like new, {describe(new)}; it is {describe(old)}")
+    size, whole = min(new.itemsize, 8), plain(old)
+    there = bytes_of(whole)
+    heads, packed = home_of(there, "changes", whole).encode(bytes_of(new), there, size)
+    if whole is not old:
+        old.copy_(whole)
     told = heads.cpu().numpy()
     changed = np.zeros(-(-len(told) // 32) * 32, bool)
     np.not_equal(told, 0, out=changed[: len(told)])
@@ -63,6 +67,7 @@ def apply_(x: Tensor, packed: Tensor) -> Tensor:
         ValueError: the bytes are damaged, or belong to a tensor of another size or dtype; `x` is as it was.
     """
     tensor("x", x), tensor("packed", packed, dtype=torch.uint8)
+    check_apart({"x": x})
     return add_(x, read(packed, x))
 
 
@@ -96,17 +101,6 @@ def read(packed: Tensor, x: Tensor) -> Parts:
     if int(lengths.sum()) != len(body) - end:
         raise ValueError(f"packed is {len(packed)} bytes long, {int(lengths.sum()) + end + DIGEST} are right")
     return heads, lengths.cumsum(0) - lengths, body[end:].contiguous()
-
-
-def plain(x: Tensor) -> Tensor:
-    """Return x itself if it is contiguous and needs no conjugation or negation; otherwise such a copy of its values."""
-    return x.resolve_conj().resolve_neg().contiguous()
-
-
-def bytes_of(x: Tensor) -> Tensor:
-    """Return the bytes of a contiguous tensor, as a view of it."""
-    real = torch.view_as_real(x) if x.is_complex() else x
-    return real.detach().view(-1).view(torch.uint8)
 
 
 def sealed(*body: Tensor) -> Tensor:

@@ -34,8 +34,7 @@ def taker(pieces: Iterable[Tensor]) -> Take:
 
     def take(n: int) -> Tensor:
         nonlocal rest
-        held = [rest]
-        count = len(rest)
+        held, count = [rest], len(rest)
         while count < n and (piece := next(left, None)) is not None:
             held.append(piece)
             count += len(piece)

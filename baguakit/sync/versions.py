@@ -8,7 +8,7 @@ has zeros in every tensor: changes from it are a whole copy. Changes fit only ve
 import json
 import uuid
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,11 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ..arguments import describe, instance, integer, package, real, truth
+from ..arguments import describe, instance, integer, package, real, tensor, truth
 from ..comm import Comm
+from ..tensors import check_apart, first_names, plain
 from .folders import Folder
 from .groups import Group
-from .packing import Parts, add_, changes, longer, opened, plain, read, sealed, shorter
+from .packing import DIGEST, Parts, add_, changes, longer, opened, read, sealed, shorter
 from .streams import Pieces, Take, bytes_in, framed, next_body
 
 Tensors = nn.Module | Mapping[str, Tensor]
@@ -35,8 +36,8 @@ class Publisher:
     """Publishes versions of a model's weights, or of named tensors.
 
     Args:
-        tensors: a module, whose parameters and persistent buffers are published, or tensors by name. They may be views,
-            such as the slice of a matrix that one subscriber holds. A copy of each is kept.
+        tensors: a module, whose parameters and persistent buffers are published (tied ones once), or tensors by name.
+            They may be views, such as the slice of a matrix that one subscriber holds. A copy of each is kept.
         to: a folder that subscribers read: on a shared disk, or copied on, oldest files first. Or a `Comm`, whose rank
             0 publishes to all others.
         keep: the bytes of changes that are kept, as a share of all values. In a folder, a whole copy is written when
@@ -48,6 +49,8 @@ class Publisher:
 
     def __init__(self, tensors: Tensors, to: str | Path | Comm, keep: float = 1.0, zstd: int = 0) -> None:
         self.tensors, self.run, self.zstd = named(tensors), uuid.uuid4().hex[:12], integer("zstd", zstd, 0, 22)
+        if isinstance(tensors, nn.Module):
+            self.tensors = {one: self.tensors[one] for one in first_names(self.tensors).values()}
         if zstd:
             package("zstandard", "zstd=")
         self.place = place_of("to", to, real("keep", keep, 0) * sum(x.nbytes for x in self.tensors.values()))
@@ -85,6 +88,7 @@ class Subscriber:
 
     Args:
         tensors: as for `Publisher`: of the names, shapes and dtypes that are published, with any strides and devices.
+            If a tensor has several names (tied weights), one of these must be published, and all that are must agree.
         source: the folder, or the `Comm`, of which this is any rank but 0.
         some: follow only some of the published tensors.
         early: apply changes as they come, and take them back if one that comes later is damaged or missing. Otherwise
@@ -94,6 +98,7 @@ class Subscriber:
 
     def __init__(self, tensors: Tensors, source: str | Path | Comm, some: bool = False, early: bool = False) -> None:
         self.tensors, self.some, self.early = named(tensors), truth("some", some), truth("early", early)
+        check_apart(self.tensors)
         self.place = place_of("source", source, 0.0)
         self.version, self.run = NOTHING, ""  # the run of the publisher whose version this is
         self._written: list[int] | None = None  # how often torch has counted writes to the tensors
@@ -141,16 +146,25 @@ class Subscriber:
         wholes: dict[str, Tensor], applied: list[Change], later: list[Change],
     ) -> tuple[str, int]:  # fmt: skip
         if packet.start != NOTHING and packet.version <= at[1]:
-            deque(parts_of(packet, take, {}), 0)
+            deque(parts_of(packet, take, ()), 0)
             return at
         if packet.start != NOTHING and (packet.run, packet.start) != at:
             raise ValueError(f"changes came from version {packet.start}; the tensors have {at[1]}")
-        self._check(packet)
-        wholes.update({} if wholes else {name: plain(x) for name, x in self.tensors.items()})
+        ties = first_names(self.tensors)
+        self._check(packet, ties)
+        wholes.update({} if wholes else {one: plain(self.tensors[one]) for one in ties.values()})
+        here, digests = {name: ranges(wholes[one]) for name, one in ties.items()}, dict[Any, tuple[str, bytes]]()
         early = self.early and packet.start != NOTHING and not later
         if early:
             self._check_writes(applied)
-        for values, part in parts_of(packet, take, wholes):
+        for name, i, packed in parts_of(packet, take, ties):
+            values, digest = here[name][i], bytes(packed[:DIGEST].tolist())
+            first, same = digests.setdefault((ties[name], i), (name, digest))
+            if same != digest:
+                raise ValueError(f"{first!r} and {name!r} are one tensor here, and differ where they are published")
+            if first != name:
+                continue
+            part = read(packed.to(values.device), values)
             (applied if early else later).append((values, packet.start, part))
             if early:
                 add_(values, part)
@@ -168,15 +182,15 @@ class Subscriber:
         if not applied and self._written is not None and self._written != self._writes():
             raise RuntimeError("a tensor was changed here since the last update; give Subscriber tensors of its own")
 
-    def _check(self, packet: "Packet") -> None:
+    def _check(self, packet: "Packet", ties: Mapping[str, str]) -> None:
         """Raise a ValueError unless the tensors here are published."""
-        there = packet.facts
-        if missing := [name for name in self.tensors if name not in there]:
+        there, published = packet.facts, {ties.get(name) for name in packet.facts}
+        if missing := [name for name, one in ties.items() if one not in published]:
             raise ValueError(f"{missing[0]!r} is not published; published are {', '.join(map(repr, there))[:300]}")
         if not self.some and (more := [name for name in there if name not in self.tensors]):
             raise ValueError(f"{more[0]!r} is published and not followed here; pass some=True to follow only some")
         for name, x in self.tensors.items():
-            if facts(x) != there[name]:
+            if facts(x) != there.get(name, facts(x)):
                 raise ValueError(f"{name!r} is {describe(x)}; published is {there[name][0]} {tuple(there[name][1])}")
 
 
@@ -189,16 +203,13 @@ class Packet(NamedTuple):
 
 
 def named(tensors: Tensors) -> dict[str, Tensor]:
-    """Return tensors by name; of a module its state, in which tensors with several names appear once."""
-    found = tensors.state_dict(keep_vars=True) if isinstance(tensors, nn.Module) else tensors
-    kept: dict[str, Tensor] = {}
-    for name, x in instance("tensors", found, Mapping, "a module, or tensors by name").items():
-        if isinstance(tensors, nn.Module) and (not isinstance(x, Tensor) or any(x is each for each in kept.values())):
-            continue
-        kept[name] = instance(f"tensors[{name!r}]", x, Tensor, "a tensor")
-        if is_traceable_wrapper_subclass(x):
+    """Return tensors by name; of a module those of its state."""
+    if isinstance(tensors, nn.Module):  # what its get_extra_state returns need not be a tensor
+        tensors = {name: x for name, x in tensors.state_dict(keep_vars=True).items() if isinstance(x, Tensor)}
+    for name, x in instance("tensors", tensors, Mapping, "a module, or tensors by name").items():
+        if is_traceable_wrapper_subclass(tensor(f"tensors[{name!r}]", x)):
             raise TypeError(f"tensors[{name!r}] is a {type(x).__name__}, whose parts have no place here; pass those")
-    return kept
+    return dict(tensors)
 
 
 def place_of(name: str, place: Any, most: float) -> Folder | Group:
@@ -228,12 +239,11 @@ def next_packet(take: Take) -> Packet | None:
     return Packet(told["run"], told["from"], told["to"], {n: each for n, *each in told["tensors"]}, told["zstd"])
 
 
-def parts_of(packet: Packet, take: Take, tensors: Mapping[str, Tensor]) -> Iterator[tuple[Tensor, Parts]]:
-    """Take all parts of a packet; check and yield those of the given contiguous tensors, beside the parts of these."""
+def parts_of(packet: Packet, take: Take, names: Collection[str]) -> Iterator[tuple[str, int, Tensor]]:
+    """Take all parts of a packet; yield name, number and bytes of those of the given tensors."""
     for name, (*_, count) in packet.facts.items():
-        here = ranges(tensors[name]) if name in tensors else [None] * count
-        for values in here:
+        for i in range(count):
             if (part := next_body(take)) is None:
                 raise ValueError("the packet is cut off")
-            if values is not None:
-                yield values, read((longer(part) if packet.zstd else part).to(values.device), values)
+            if name in names:
+                yield name, i, longer(part) if packet.zstd else part

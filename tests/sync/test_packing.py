@@ -50,8 +50,15 @@ def test_strides_of_both_sides_are_their_own():
     new = old.t().contiguous().t() + (torch.arange(100) % 7 == 0)
     assert not new.is_contiguous()
     packed = bk.sync.changes(new, old.clone())
-    for x in (old.clone(), old.t().contiguous().t(), torch.empty(60, 300)[:, ::3].copy_(old)):
+
+    def laid_out():
+        return old.clone(), old.t().contiguous().t(), torch.empty(60, 300)[:, ::3].copy_(old)
+
+    for x in laid_out():
         assert torch.equal(bk.sync.apply_(x, packed), new)
+    for x in laid_out():
+        assert torch.equal(bk.sync.changes(new, x), packed)
+        assert torch.equal(x, new)
     weight = torch.nn.Parameter(old.clone())
     assert torch.equal(bk.sync.apply_(weight, packed), new)
 
@@ -105,8 +112,34 @@ def test_tensors_that_are_unlike_are_refused():
     for x in (torch.zeros(6), torch.zeros(5, dtype=torch.float16), torch.zeros(5, dtype=torch.float64)):
         with pytest.raises(ValueError, match="packed has the changes of 5 values of 4 bytes"):
             bk.sync.apply_(x, packed)
-    for old in (torch.zeros(6), torch.zeros(5, dtype=torch.float16), torch.zeros(10)[::2]):
-        with pytest.raises(ValueError, match="old is a contiguous tensor like new"):
+    for old in (torch.zeros(6), torch.zeros(5, dtype=torch.float16), torch.zeros(5, device="meta")):
+        with pytest.raises(ValueError, match="old is a tensor"):
             bk.sync.changes(torch.ones(5), old)
     with pytest.raises(TypeError, match=r"packed is a tensor of torch\.uint8"):
         bk.sync.apply_(torch.zeros(5), packed.float())
+
+
+def test_values_that_share_memory_cannot_be_written():
+    new, packed = torch.ones(3, 4), bk.sync.changes(torch.ones(3, 4), torch.zeros(3, 4))
+    for x in (torch.zeros(4).expand(3, 4), torch.zeros(8).as_strided((3, 4), (2, 1))):
+        with pytest.raises(ValueError, match="values of 'old' share memory"):
+            bk.sync.changes(new, x)
+        with pytest.raises(ValueError, match="values of 'x' share memory"):
+            bk.sync.apply_(x, packed)
+        assert not x.any()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors", "ignore:torch.quantize_per_tensor")
+def test_tensors_whose_values_are_not_in_one_place_are_refused():
+    x = torch.ones(3)
+    others = {
+        "quantized": torch.quantize_per_tensor(x, 0.1, 0, torch.qint8),
+        "nested": torch.nested.nested_tensor([x, x[:2]]),
+        "layout torch.sparse_coo": x.to_sparse(),
+    }
+    for kind, other in others.items():
+        for pair in ((x, other), (other, x)):
+            with pytest.raises(TypeError, match=f"is a dense tensor, not .*{kind}"):
+                bk.sync.changes(*pair)
+        with pytest.raises(TypeError, match=rf"tensors\['x'\] is a dense tensor, not .*{kind}"):
+            bk.sync.Publisher({"x": other}, "nowhere")
