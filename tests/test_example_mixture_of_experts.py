@@ -19,6 +19,7 @@ def trained(steps, compressor):
     return module.train(steps, compressor, torch.device("cpu"))
 
 
+@pytest.mark.slow
 def test_tokens_in_8_bits_learn_alike_in_a_quarter_of_the_bytes():
     """And the last rank has no expert, and hears no token."""
     exact = ranks(3, trained, 40, None)

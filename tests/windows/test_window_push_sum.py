@@ -174,6 +174,7 @@ def test_gossip_ends_where_the_synchronous_one_does(monkeypatch, topology):
     torch.testing.assert_close(descended(monkeypatch, WindowMean(topology), lr, 700)[-1], expected, rtol=0, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_floor_of_push_sum_falls_with_the_learning_rate(monkeypatch):
     """At half the rate, the mean distance from the minimum halves at least, while its masses go on changing."""
     found = []
