@@ -91,8 +91,7 @@ def read(packed: Tensor, x: Tensor) -> Parts:
         raise ValueError(f"packed has the changes of {words} values of {int(body[8])} bytes; x is {describe(x)}")
     count = -(-words // blocks.BLOCK)
     at = HEADER - DIGEST + -(-count // 32) * 4
-    bits = body[HEADER - DIGEST : at].cpu().numpy()
-    changed = np.unpackbits(bits, count=count, bitorder="little").astype(bool)
+    changed = np.unpackbits(body[HEADER - DIGEST : at].cpu().numpy(), count=count, bitorder="little").astype(bool)
     end = at + 4 * int(changed.sum())
     told = np.zeros(count, np.int32)
     told[changed] = body[at:end].cpu().numpy().view(np.int32)

@@ -48,24 +48,25 @@ class Publisher:
     """
 
     def __init__(self, tensors: Tensors, to: str | Path | Comm, keep: float = 1.0, zstd: int = 0) -> None:
-        self.tensors, self.run, self.zstd = named(tensors), uuid.uuid4().hex[:12], integer("zstd", zstd, 0, 22)
-        if isinstance(tensors, nn.Module):
-            self.tensors = {one: self.tensors[one] for one in first_names(self.tensors).values()}
+        self.tensors, self.run, self.zstd = tensors, uuid.uuid4().hex[:12], integer("zstd", zstd, 0, 22)
         if zstd:
             package("zstandard", "zstd=")
-        self.place = place_of("to", to, real("keep", keep, 0) * sum(x.nbytes for x in self.tensors.values()))
+        self.place = place_of("to", to, real("keep", keep, 0) * sum(x.nbytes for x in named(tensors, True).values()))
         self.version: int = self.place.begin()
-        self.copies: dict[str, Tensor] = {}  # of the version before
+        self._kinds: Any = None  # of the tensors of the version before, of which `copies` are
 
     def publish(self) -> int:
         """Publish the values of now as the next version; return its number: 0, 1, 2 … With a `Comm`, collective."""
-        start, there = (self.version if self.copies else NOTHING), self.tensors.items()
-        copies = self.copies or {n: torch.zeros(x.shape, dtype=x.dtype, device=x.device) for n, x in there}
-        self.copies = {}  # after an error, the next version is a whole copy
+        tensors = named(self.tensors, True)
+        kinds = [(name, x.shape, x.dtype, x.device) for name, x in tensors.items()]
+        start = self.version if kinds == self._kinds else NOTHING
+        if start == NOTHING:
+            self.copies = {n: torch.zeros(x.shape, dtype=x.dtype, device=x.device) for n, x in tensors.items()}
+        self._kinds = None  # after an error, the next version is a whole copy
         self.version += 1
-        packet, whole = self._packed(start, self.tensors, copies), partial(self._packed, NOTHING, copies, {})
+        packet, whole = self._packed(start, tensors, self.copies), partial(self._packed, NOTHING, self.copies, {})
         self.place.add(packet, self.run, self.version, start == NOTHING, whole)
-        self.copies = copies
+        self._kinds = kinds
         return self.version
 
     def _packed(self, start: int, tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor]) -> Pieces:
@@ -97,11 +98,11 @@ class Subscriber:
     """
 
     def __init__(self, tensors: Tensors, source: str | Path | Comm, some: bool = False, early: bool = False) -> None:
-        self.tensors, self.some, self.early = named(tensors), truth("some", some), truth("early", early)
-        check_apart(self.tensors)
+        self.given, self.some, self.early = tensors, truth("some", some), truth("early", early)
+        check_apart(named(tensors))
         self.place = place_of("source", source, 0.0)
         self.version, self.run = NOTHING, ""  # the run of the publisher whose version this is
-        self._written: list[int] | None = None  # how often torch has counted writes to the tensors
+        self._written: Any = None  # where the tensors are, and how often torch has counted writes to them
 
     def update(self) -> int:
         """Bring the tensors to the newest version; return its number, −1 if there is none. With a `Comm`, collective.
@@ -111,7 +112,7 @@ class Subscriber:
             ValueError: a packet is damaged, or has other names, shapes or dtypes; the tensors are as they were.
             RuntimeError: a tensor was changed here since the last update, or a rank was lost.
         """
-        wholes: dict[str, Tensor] = {}  # contiguous
+        self.tensors, wholes = named(self.given), dict[str, Tensor]()
         applied, later = list[Change](), list[Change]()
         try:
             run, version = self._receive(wholes, applied, later)
@@ -155,8 +156,7 @@ class Subscriber:
         wholes.update({} if wholes else {one: plain(self.tensors[one]) for one in ties.values()})
         here, digests = {name: ranges(wholes[one]) for name, one in ties.items()}, dict[Any, tuple[str, bytes]]()
         early = self.early and packet.start != NOTHING and not later
-        if early:
-            self._check_writes(applied)
+        self._check_writes(applied)
         for name, i, packed in parts_of(packet, take, ties):
             values, digest = here[name][i], bytes(packed[:DIGEST].tolist())
             first, same = digests.setdefault((ties[name], i), (name, digest))
@@ -174,13 +174,13 @@ class Subscriber:
         """Go on in another group, after ranks were lost or have joined."""
         self.place.move(comm)
 
-    def _writes(self) -> list[int]:
-        return [0 if x.is_inference() else x._version for x in self.tensors.values()]
+    def _writes(self) -> list[Any]:
+        return [(name, x.data_ptr(), x.is_inference() or x._version) for name, x in self.tensors.items()]
 
     def _check_writes(self, applied: list[Change]) -> None:
         """Raise unless nobody has changed the tensors before the first change is applied."""
         if not applied and self._written is not None and self._written != self._writes():
-            raise RuntimeError("a tensor was changed here since the last update; give Subscriber tensors of its own")
+            raise RuntimeError("a tensor was changed or moved since the last update; give Subscriber its own tensors")
 
     def _check(self, packet: "Packet", ties: Mapping[str, str]) -> None:
         """Raise a ValueError unless the tensors here are published."""
@@ -202,10 +202,11 @@ class Packet(NamedTuple):
     zstd: int
 
 
-def named(tensors: Tensors) -> dict[str, Tensor]:
-    """Return tensors by name; of a module those of its state."""
+def named(tensors: Tensors, once: bool = False) -> dict[str, Tensor]:
+    """Return tensors by name; of a module those of its state, if asked for only by the first of their names."""
     if isinstance(tensors, nn.Module):  # what its get_extra_state returns need not be a tensor
         tensors = {name: x for name, x in tensors.state_dict(keep_vars=True).items() if isinstance(x, Tensor)}
+        tensors = {one: tensors[one] for one in first_names(tensors).values()} if once else tensors
     for name, x in instance("tensors", tensors, Mapping, "a module, or tensors by name").items():
         if is_traceable_wrapper_subclass(tensor(f"tensors[{name!r}]", x)):
             raise TypeError(f"tensors[{name!r}] is a {type(x).__name__}, whose parts have no place here; pass those")

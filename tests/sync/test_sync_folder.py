@@ -217,8 +217,49 @@ def test_a_tensor_that_was_changed_here_is_not_lost_in_silence(tmp_path):
     follower.update()
     move(served)
     publisher.publish()
-    with pytest.raises(RuntimeError, match="changed here since the last update"):
+    with pytest.raises(RuntimeError, match="changed or moved since the last update"):
         follower.update()
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_tensors_that_were_replaced_are_published_and_are_not_lost_in_silence(early, tmp_path):
+    """As `x.data = …`, `load_state_dict(assign=True)`, or a new value of the mapping does."""
+    trained, served, mapping = nn.Linear(5, 4), nn.Linear(5, 4), {"weight": torch.zeros(4, 5), "bias": torch.zeros(4)}
+    publisher = bk.sync.Publisher(trained, tmp_path)
+    module, by_name = (bk.sync.Subscriber(each, tmp_path, early=early) for each in (served, mapping))
+    publisher.publish()
+    trained.load_state_dict({name: x + 1 for name, x in trained.state_dict().items()}, assign=True)
+    publisher.publish()
+    assert module.update() == by_name.update() == 1
+    assert same(state(served), state(trained))
+    assert same(mapping, state(trained))
+    served.weight.data, mapping["bias"] = torch.zeros(4, 5), torch.zeros(4)
+    trained.weight.data.add_(1)
+    publisher.publish()
+    for follower in (module, by_name):
+        with pytest.raises(RuntimeError, match="changed or moved since the last update"):
+            follower.update()
+    assert not served.weight.any()
+    assert not mapping["bias"].any()
+
+
+def test_after_other_names_or_dtypes_comes_a_whole_copy(tmp_path):
+    published = {"x": torch.ones(70), "y": torch.ones(3)}
+    publisher, follower = (
+        bk.sync.Publisher(published, tmp_path),
+        bk.sync.Subscriber({"x": torch.zeros(70)}, tmp_path, some=True),
+    )
+    publisher.publish()
+    follower.update()
+    published["x"] = torch.ones(70).bfloat16()
+    publisher.publish()
+    with pytest.raises(
+        ValueError, match=r"'x' is a tensor \(70,\) of torch.float32 on cpu; published is bfloat16 \(70,\)"
+    ):
+        follower.update()
+    published.update({"x": torch.full((70,), 2.0), "z": published.pop("y")})
+    assert publisher.publish() == follower.update() == 2
+    assert torch.equal(follower.tensors["x"], torch.full((70,), 2.0))
 
 
 def test_a_folder_has_one_publisher(tmp_path):
@@ -315,7 +356,7 @@ def test_changes_that_were_applied_early_are_taken_back(parts, tmp_path, monkeyp
     assert same(early, first)
     newest.write_bytes(right)
     early["strided"].add_(0)
-    with pytest.raises(RuntimeError, match="changed here"):
+    with pytest.raises(RuntimeError, match="changed or moved"):
         followers[0].update()
     followers[0]._written = None  # nothing has changed, only the count
     assert [one.update() for one in followers] == [2, 2]
