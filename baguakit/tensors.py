@@ -22,7 +22,8 @@ def plain(x: Tensor) -> Tensor:
 
 def bytes_of(x: Tensor) -> Tensor:
     """Return the bytes of the values of a tensor: as a view of it if `plain` returns it, otherwise a copy."""
-    return plain(x.detach()).view(-1).view(torch.uint8)
+    # Of a tensor with one value `view` keeps the stride, which may be any, and views as bytes need 1.
+    return plain(x.detach()).as_strided((x.numel(),), (1,)).view(torch.uint8)
 
 
 def is_dense(x: Tensor) -> bool:

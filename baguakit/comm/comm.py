@@ -15,6 +15,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import Store
 
 from ..arguments import checked, instance, integer, tensor, truth
+from ..tensors import bytes_of
 from . import sending
 from .groups import HOSTS, Membership, check_mesh, facts_of, flat_group, gloo_between, inner_of, node_groups
 from .own import Flows, flows_of, longer, own_groups, shut_all
@@ -247,7 +248,7 @@ class Comm(Weighted, Inner):
         if self._rider is None or (pair := self._rider.boards(self._part, self.size)) is None:
             return sending.all_gather_single(out, x, group=self.group, async_op=True)
         self._count((self.size - 1) * pair[1].nbytes)  # in the same launch
-        outs, given = ([each.view(-1).view(torch.uint8) for each in both] for both in zip((out, x), pair, strict=True))
+        outs, given = ([bytes_of(each) for each in both] for both in zip((out, x), pair, strict=True))
         return self.group.allgather_into_tensor_coalesced(outs, given)
 
     @checked

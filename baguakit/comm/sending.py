@@ -23,6 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..arguments import describe, integer, tensor
 from ..kernels.operators import has_kernels
 from ..lanes.base import finish, streams_of
+from ..tensors import bytes_of
 
 F = TypeVar("F", bound=Callable[..., Any])
 CPU = torch.device("cpu")
@@ -50,7 +51,7 @@ SENT = {
 
 def as_sent(x: Tensor) -> Tensor:
     """Return the contiguous `x`, or its bytes if gloo or NCCL does not send its dtype, such as int16 or float8."""
-    return x if x.dtype in SENT or x.is_complex() else x.view(-1).view(torch.uint8)
+    return x if x.dtype in SENT or x.is_complex() else bytes_of(x)
 
 
 def warm(group: Any, device: torch.device) -> None:
