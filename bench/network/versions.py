@@ -94,10 +94,12 @@ def alone(publisher: bk.sync.Publisher, x: Tensor, cell: dict[str, Any]) -> dict
         times = [time.perf_counter()]
         take = taker(list(publisher._packed(0, {"x": x}, here)))
         times.append(time.perf_counter())
-        parts = list(versions.parts_of(versions.next_packet(take), take, there))
+        parts = versions.ranges(there["x"])
+        packed = [each for _, _, each in versions.parts_of(versions.next_packet(take), take, there)]
+        changes = [versions.read(each, part) for each, part in zip(packed, parts, strict=True)]
         times.append(time.perf_counter())
-        for values, part in parts:
-            versions.add_(values, part)
+        for part, change in zip(parts, changes, strict=True):
+            versions.add_(part, change)
         times.append(time.perf_counter())
         if not torch.equal(there["x"], x):
             raise AssertionError("what was applied is not what was packed: not timed")
