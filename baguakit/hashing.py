@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from .tensors import bytes_of
+from .tensors import bytes_of, plain
 
 Numbers = TypeVar("Numbers", int, NDArray[np.uint64])
 
@@ -24,5 +24,5 @@ def mixed(numbers: Numbers) -> Numbers:
 
 def digest(x: Tensor) -> bytes:
     """Return 16 bytes of SHA-1, which tell whether the bits of tensors differ (not if somebody wants to hide it)."""
-    bits: Any = bytes_of(x.cpu()).numpy()
+    bits: Any = bytes_of(plain(x.detach().cpu())).numpy()
     return hashlib.sha1(bits.data, usedforsecurity=False).digest()[:16]

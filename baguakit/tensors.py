@@ -21,9 +21,11 @@ def plain(x: Tensor) -> Tensor:
 
 
 def bytes_of(x: Tensor) -> Tensor:
-    """Return the bytes of the values of a tensor: as a view of it if `plain` returns it, otherwise a copy."""
+    """Return the bytes of a tensor, as a view of it; raise a ValueError if `plain` does not return it itself."""
+    if not x.is_contiguous() or x.is_conj() or x.is_neg():
+        raise ValueError("only a contiguous tensor can be viewed as bytes; call .contiguous() or .resolve_conj() first")
     # Of a tensor with one value `view` keeps the stride, which may be any, and views as bytes need 1.
-    return plain(x.detach()).as_strided((x.numel(),), (1,)).view(torch.uint8)
+    return x.detach().as_strided((x.numel(),), (1,)).view(torch.uint8)
 
 
 def is_dense(x: Tensor) -> bool:

@@ -70,6 +70,22 @@ def test_collectives(n):
         assert sent == ({"flat": wire} if n > 1 else {})
 
 
+def test_dtypes_that_gloo_does_not_send_go_as_bytes_of_contiguous_tensors():
+    def run():
+        comm, rank = bk.Comm(), dist.get_rank()
+        for dtype in (torch.int16, torch.uint32, torch.float8_e4m3fn):
+            x = torch.full((6,), float(rank)).to(dtype)[::6]  # a single value, with a stride of 6
+            assert comm.all_gather(x).tolist() == [0, 1]
+            assert comm.broadcast(x, 1).tolist() == [1]
+            apart = torch.full((6,), float(rank)).to(dtype)[::2]
+            with pytest.raises(ValueError, match="only a contiguous tensor"):
+                comm.broadcast(apart, 1)
+            assert apart.tolist() == [rank] * 3
+        return True
+
+    assert ranks(2, run) == [True] * 2
+
+
 def test_nodes():
     def run():
         with pytest.raises(ValueError, match='"inter", "intra"'):

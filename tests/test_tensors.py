@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from baguakit.tensors import bytes_of, first_names, overlap
+from baguakit.tensors import bytes_of, first_names, overlap, plain
 
 
 def addresses(x: torch.Tensor) -> list[int]:
@@ -62,9 +62,13 @@ def test_bytes_are_a_view_whatever_the_stride_of_a_single_value(dtype):
         view.fill_(1)
 
 
-def test_bytes_are_those_of_the_values():
-    z = torch.randn(6, dtype=torch.complex64)
-    assert torch.equal(bytes_of(z.conj()), bytes_of(z.conj().resolve_conj()))
-    assert torch.equal(bytes_of(z.conj().imag), bytes_of(-z.imag))
-    x = torch.randn(3, 5)
-    assert torch.equal(bytes_of(x.t()), bytes_of(x.t().clone(memory_format=torch.contiguous_format)))
+def test_bytes_of_a_copy_are_refused():
+    """A write to them would be lost."""
+    z, x = torch.randn(6, dtype=torch.complex64), torch.randn(3, 5)
+    for copied in (z.conj(), z.conj().imag, x.t(), x[:, 1:], x.view(-1)[::2]):
+        with pytest.raises(ValueError, match="only a contiguous tensor can be viewed as bytes"):
+            bytes_of(copied)
+        assert plain(copied) is not copied
+        assert torch.equal(bytes_of(plain(copied)).view(copied.dtype), copied.flatten())
+    for kept in (z, x, x[1:]):
+        assert plain(kept) is kept

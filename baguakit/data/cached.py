@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from ..arguments import instance, kind_of, text
-from ..tensors import bytes_of
+from ..tensors import bytes_of, plain
 from .codec import Codec, Corrupt, Pickle, Plain
 from .stores import Store, StoreError
 
@@ -221,5 +221,5 @@ class _Hasher(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, torch.Tensor) and obj.layout is torch.strided and not obj.is_quantized:
-            return bytes, (bytes_of(obj.cpu()).numpy().tobytes(), str(obj.dtype), tuple(obj.shape))
+            return bytes, (bytes_of(plain(obj.detach().cpu())).numpy().tobytes(), str(obj.dtype), tuple(obj.shape))
         return (str, (obj.namespace.hex(),)) if isinstance(obj, CachedDataset) else NotImplemented

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ..arguments import describe, instance
-from ..tensors import bytes_of
+from ..tensors import bytes_of, plain
 
 HEAD = struct.Struct("<4sI")
 PLAIN, PICKLED = b"bkS1", b"bkP1"
@@ -117,7 +117,7 @@ def _tree(x: Any, buffers: list[Any], where: str) -> Any:
         if x.requires_grad:
             raise _refusal(where, f"a tensor {tuple(x.shape)} that requires grad (detach it)")
         try:
-            flat = bytes_of(x)
+            flat = bytes_of(plain(x))
         except RuntimeError as error:  # a dtype that torch does not implement
             raise _refusal(where, f"a tensor of dtype {x.dtype} ({error})") from None
         buffers.append(flat.numpy().data if flat.numel() else b"")

@@ -23,7 +23,7 @@ from ..rules import Rule
 from ..runtime.agreement import first_said, plain_names
 from ..runtime.runtime import Runtime
 from ..stages import remembered
-from ..tensors import bytes_of
+from ..tensors import bytes_of, plain
 from .checkpoint import weights_in
 from .runner import RuleRunner
 
@@ -123,7 +123,7 @@ def differs_between_ranks(rules: Sequence[Rule], state: Mapping[str, Any]) -> bo
 
 def checksum(x: Tensor) -> int:
     """Return a checksum of the dtype, the shape and the bits of a tensor."""
-    bits: Any = bytes_of(x.cpu()).numpy()
+    bits: Any = bytes_of(plain(x.detach().cpu())).numpy()
     return zlib.crc32(bits, zlib.crc32(f"{x.dtype} {tuple(x.shape)}".encode()))
 
 

@@ -43,7 +43,7 @@ def changes(new: Tensor, old: Tensor) -> Tensor:
         raise ValueError(f"old is a tensor like new, {describe(new)}; it is {describe(old)}")
     size, whole = min(new.itemsize, 8), plain(old)
     there = bytes_of(whole)
-    heads, packed = home_of(there, "changes", whole).encode(bytes_of(new), there, size)
+    heads, packed = home_of(there, "changes", whole).encode(bytes_of(plain(new)), there, size)
     if whole is not old:
         old.copy_(whole)
     told = heads.cpu().numpy()
