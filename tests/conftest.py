@@ -35,7 +35,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_runtest_setup() -> None:
     """Seed torch, so that what a test draws does not depend on the tests before it."""
-    torch.manual_seed(0)
+    torch.default_generator.manual_seed(0)  # that of CPUs: torch.manual_seed takes 0.4 ms
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -42,7 +42,7 @@ class Pool(Ranks):
 
 def strictly(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function, and take warnings for errors; what it draws does not depend on the tests before it."""
-    torch.manual_seed(int(os.environ["RANK"]))
+    torch.default_generator.manual_seed(int(os.environ["RANK"]))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", "Guards may run slower", RuntimeWarning)  # torch's, of Python 3.13.0

@@ -74,6 +74,7 @@ def results(folder):
     return [(cell["contender"], cell["seed"], cell["steps"]) for cell in cells]
 
 
+@pytest.mark.slow  # ranks of its own
 def test_it_compares_a_user_s_algorithm_names_one_that_raises_and_a_second_run_adds(folder, capsys):
     assert main(["compare", "mine_of_a_user:rule", "mine_of_a_user:raises", *TINY, "--against="]) == 1
     jobs = [2, 6, 20], [2, 9, 20]  # steps of a trial, of the training and of the timing

@@ -89,7 +89,7 @@ def test_a_window_that_nobody_holds_leaves_nothing():
 
 def closed_at_once():
     comm, left = bk.Comm(), 0
-    for i in range(50):
+    for i in range(20):
         w = bk.Window(torch.zeros(10), FullyConnected(), comm)
         if i % 2:
             w.put(wait=False)
