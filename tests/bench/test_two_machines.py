@@ -44,7 +44,7 @@ def on_two_hosts(tmp_path, command, exported=(), names="address"):
             known[NAMES[host]] = own[host]
             table = tmp_path / f"hosts{host}"
             table.write_text("127.0.0.1 localhost\n" + "".join(f"{ip} {name}\n" for name, ip in known.items()))
-            line = re.sub(r"HOST|10\.0\.0\.1", addresses[0], command)
+            line = re.sub(r"HOST|10\.[07]\.0\.1", addresses[0], command)
             line = re.sub(r"--nproc_per_node=\d+", "--nproc_per_node=1", line)
             line = re.sub(r"--node_rank=0", f"--node_rank={host}", line)
             line = re.sub(r"(\S*examples/)", f"{ROOT}/examples/", line).replace("--model resnet50", SMALL)
