@@ -127,6 +127,7 @@ def test_errors_of_compression_are_those_of_the_shards_that_are_sent():
         assert one == other and two == another and min(*one, *two) > 0
 
 
+@pytest.mark.slow  # it waits for a timeout
 def test_a_flight_without_the_values_of_a_rank_raises_and_ends_the_waits():
     def run():
         standing = Standing(fails=True)

@@ -34,7 +34,7 @@ def test_ranks_whose_policies_differ_are_refused():
     assert ranks(3, run) == [sentence] * 3
 
 
-@pytest.mark.parametrize("kind", ["DDP", slow("compressed"), slow("exact"), slow("messages")])
+@pytest.mark.parametrize("kind", [*map(slow, ("DDP", "compressed", "exact", "messages"))])
 def test_a_killed_rank_is_named(kind):
     def run(kind):
         with group(bk.backend.Policy(least=0), timeout=TIMEOUT) as g:

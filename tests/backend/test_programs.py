@@ -68,6 +68,7 @@ def meshes():
     return found
 
 
+@pytest.mark.slow
 def test_sharded_and_tensor_parallel():
     def shard(mesh):
         model = sharded(mesh)

@@ -163,6 +163,7 @@ def one_stopped(folder):
     return sorted(lost)
 
 
+@pytest.mark.slow  # it waits for a timeout
 def test_a_rank_that_does_not_answer_in_time_is_dropped(tmp_path):
     with Ranks(3, timeout=60) as live:
         assert live.run(one_stopped, tmp_path) == [[1], [0, 2], [1]]
