@@ -26,9 +26,8 @@ def encode(new: Tensor, old: Tensor, size: int) -> tuple[Tensor, list[Tensor]]:
 
 def fold(x: Tensor) -> Tensor:
     sums = torch.empty(-(-len(x) // ROW), 2, dtype=torch.int64)
-    cpu.call(
-        "changes", "changes_fold", x, keys(), sums, len(x), cpu.threads(len(x) // 16)
-    )  # 16 bytes take as long as a value
+    threads = cpu.threads(len(x) // 16)  # 16 bytes take as long as a value
+    cpu.call("changes", "changes_fold", x, keys(), sums, len(x), threads)
     return sums
 
 
