@@ -47,7 +47,7 @@ class Bucket:
 
     def __init__(self, params: Iterable[Tensor], multiple_of: int = 1) -> None:
         self.params = [tensor("each of params", p) for p in several("params", params, "a list of tensors")]
-        integer("multiple_of", multiple_of, 1)
+        integer("multiple_of", multiple_of, 1, 1 << 40)
         if not self.params:
             raise ValueError("params holds at least one parameter, and this Bucket was given none: []")
         first = self.params[0]

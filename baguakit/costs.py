@@ -302,7 +302,7 @@ class Place(Declared):
         return exchange(self.link.to_all, min(k, 1), k * b)
 
     @checked
-    def shards(self, b: float, q: float, P: int = 1) -> Cost:
+    def shards(self, b: float, q: float, P: Annotated[int, Range(1, 1 << 40)] = 1) -> Cost:
         """Return the cost of n shards of b bytes: each is sent to its owner, and then around a ring to all ranks.
 
         Besides, a rank computes for q seconds. The work is cut into P pieces, which are sent one after another.

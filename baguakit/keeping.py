@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .arguments import message
+from .arguments import message, tensor
 
 Kept = tuple[Tensor, Tensor, Tensor, Any]
 """A tensor of a state, its new value, its old value, and the argument `whose` of `Joint.flight`."""
@@ -26,11 +26,11 @@ _deciding: "ContextVar[_Held | None]" = ContextVar("baguakit deciding", default=
 
 def finite(x: Tensor) -> Tensor:
     """Return whether every value of `x` is finite: a bool tensor on the device of `x`, without a synchronisation."""
-    if x.numel() == 0 or not x.is_floating_point():
+    if tensor("x", x).numel() == 0 or not x.is_floating_point():
         return torch.isfinite(x).all()
     if x.is_cuda:
         return finite_in_two(x)
-    low, high = torch.aminmax(x)  # both are NaN if one value is
+    low, high = torch.aminmax(x if x.itemsize > 1 else x.float())  # both are NaN if one value is
     return torch.isfinite(torch.maximum(high, -low))
 
 

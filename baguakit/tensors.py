@@ -88,5 +88,7 @@ def check_apart(tensors: Mapping[str, Tensor]) -> None:
     apart = [*dict.fromkeys(first_names(tensors).values())]
     if pair := overlap([tensors[name] for name in apart]):
         one, other = (apart[i] for i in pair)
-        both = f"{one!r} and {other!r} share memory" if one != other else f"values of {one!r} share memory"
+        x = tensors[one]
+        alone = f"values of {one!r} share memory (shape {tuple(x.shape)}, strides {x.stride()})"
+        both = alone if one == other else f"{one!r} and {other!r} share memory"
         raise ValueError(f"{both}, so that they cannot be written apart; pass a .contiguous() copy")

@@ -193,6 +193,7 @@ def main() -> None:
         tell(module, handle)
     if handle is not None:
         handle.detach()
+    dist.barrier()  # nobody leaves while another still needs it
     dist.destroy_process_group()
 
 

@@ -199,6 +199,7 @@ def main() -> None:
     model, handle = train(options, device)
     tell(model, handle)
     handle.detach()
+    dist.barrier()  # nobody leaves while another still needs it
     dist.destroy_process_group()
 
 

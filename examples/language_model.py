@@ -166,6 +166,7 @@ def main() -> None:
     model, _ = train(options, comm, device)
     if comm.rank == 0:
         print(sample(model, options.context))
+    dist.barrier()  # nobody leaves while another still needs it
     dist.destroy_process_group()
 
 

@@ -40,4 +40,5 @@ tokens = torch.tensor(bk.Comm().gather_objects(work), dtype=torch.float)  # (ran
 if dist.get_rank() == 0:
     waiting = tokens.amax(0).sum() / tokens.mean(0).sum()
     print(f"{len(work)} steps, {tokens.max():.0f} tokens at most; longest / mean work of a step: {waiting:.4f}")
+dist.barrier()  # nobody leaves while another still needs it
 dist.destroy_process_group()

@@ -113,6 +113,7 @@ def main() -> None:
         lines = bk.Comm().gather_objects(line)
         if dist.get_rank() == 0:
             print("\n".join(lines), flush=True)
+    dist.barrier()  # nobody leaves while another still needs it
     dist.destroy_process_group()
 
 

@@ -37,6 +37,7 @@ with bk.attach(model, optimizer, bk.algorithms.bytegrad()) as att:
     assert att.consensus_distance() == 0
     if dist.get_rank() == 0:
         print(bk.__version__, bk.__file__, att.report(), sep="\\n")
+dist.barrier()
 dist.destroy_process_group()
 """
 

@@ -112,8 +112,12 @@ def never(name: str, argument: str, value: Any) -> bool:
     """Return whether no argument of this name can work with a value."""
     if name in ("tune.Cost", "tune.Prediction", "tune.Trial"):
         return False  # results, which users only read
-    if (name, argument) == ("tune.Place().messages", "k") and type(value) is int and value == 0:
-        return False  # a rank without neighbours
+    if (
+        (name, argument) in (("tune.Place().messages", "k"), ("baguakit.Fragment", "k"))
+        and type(value) is int
+        and value == 0
+    ):
+        return False  # a rank without neighbours, the first part
     return any(
         type(value) is type(each) and (value == each or value != value != each) for each in NEVER.get(argument, ())
     )
@@ -132,6 +136,7 @@ def cannot_fit(annotation: Any, value: Any) -> bool:
         return isinstance(value, bool) or not isinstance(value, int | np.integer)
     if annotation is float:
         number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+        value = value.item() if isinstance(value, np.generic) else value
         return not number or abs(value) > 2**1023 or not math.isfinite(value)
     if annotation is bool:
         return not isinstance(value, bool | np.bool_)

@@ -266,8 +266,8 @@ def check_optimizers(optimizers: Iterable[Optimizer], model: nn.Module) -> None:
         for p in (p for p in group["params"] if p not in ours):
             raise ValueError(
                 f"{type(optimizer).__name__} steps a tensor {tuple(p.shape)} in group {i} that is no parameter of the "
-                "model; attach an nn.ModuleList of all that it steps, or, where it steps copies of the weights in "
-                "fp32, give rules on gradients and None for the optimizer"
+                f"model, a {type(model).__name__}; attach an nn.ModuleList of all that it steps, or, where it steps "
+                "copies of the weights in fp32, give rules on gradients and None for the optimizer"
             )
 
 

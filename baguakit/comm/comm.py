@@ -86,7 +86,7 @@ class Comm(Weighted, Inner):
             )
         words = "a ProcessGroup of which this rank is a member, or None for all ranks"
         instance("group", self.group, (dist.ProcessGroup, type(None)), words)
-        mesh: Any = None if self.mesh == HOSTS else self.mesh
+        mesh: Any = None if isinstance(self.mesh, str) and self.mesh == HOSTS else self.mesh
         if mesh is not None and self._parts is None:
             check_mesh(mesh, self.group)
             vars(self).update(_parts=tuple(inner_of(mesh.get_group(part)) for part in (INTRA, INTER)))

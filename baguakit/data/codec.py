@@ -89,7 +89,8 @@ class Pickle:
         try:
             return _framed(PICKLED, pickle.dumps(sample, protocol=5))
         except Exception as error:
-            raise TypeError(f"the sample cannot be pickled ({type(error).__name__}: {error})") from error
+            why = f"{type(error).__name__}: {error}"
+            raise TypeError(f"the sample, a {type(sample).__name__}, cannot be pickled ({why})") from error
 
     def decode(self, stored: bytes) -> Any:
         """Return the sample; raise `Corrupt` if the bytes are damaged."""

@@ -17,7 +17,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from ..arguments import instance, integer, package, text
+from ..arguments import instance, integer, message, package, text
 from .stores import KeyedLocks, Store, StoreError, ThreadLock
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ with suppress(ImportError):  # Windows has no fcntl: LMDBStore is refused there
 NETWORK = {"nfs", "nfs4", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "afs", "glusterfs"}
 SPARE = 1 << 20  # bytes of the disk that stay free, because LMDB cannot say that a write was cut short by a full disk
 OWNER = partial(os.open, mode=0o600)  # opens files for the owner only
+MOST_KEY = 511  # bytes; what LMDB is built with
 READERS = 4096  # the most threads, of all processes, that read at the same time
 
 _environments: dict[Path, "Environment"] = {}
@@ -74,7 +75,7 @@ class LMDBStore(Store):
         self.capacity_bytes = integer("capacity_bytes", capacity_bytes, 1 << 20, 1 << 46)  # as much as can be mapped
         self.path = path = Path(text("path", os.fspath(path))).expanduser().resolve()
         if path.exists() and not path.is_dir():
-            raise ValueError(f"{path} is a file; pass a directory for this LMDBStore alone")
+            raise ValueError(f"path {path} is a file; pass a directory for this LMDBStore alone")
         if problem := others_may_write(path):
             raise ValueError(problem)
         if (path / "data.mdb").exists() and not (path / "claims").exists():
@@ -103,7 +104,7 @@ class LMDBStore(Store):
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         with self._environment().transaction() as transaction:
-            return [transaction.get(key) for key in keys]
+            return [transaction.get(_fitting(key)) for key in keys]
 
     def put(self, key: bytes, value: bytes) -> bool:
         with self._environment().transaction(write=True) as transaction:
@@ -112,7 +113,7 @@ class LMDBStore(Store):
             more = len(value) + 3 * counts["psize"]
             if used + more > self.capacity_bytes or shutil.disk_usage(self.path).free < more + SPARE:
                 return False
-            return transaction.put(key, value)
+            return transaction.put(_fitting(key), value)
 
     @contextmanager
     def claim(self, key: bytes) -> Iterator[None]:
@@ -138,6 +139,13 @@ class LMDBStore(Store):
         with _guard:
             if environment := _environments.pop(self.path, None):
                 environment.close()
+
+
+def _fitting(key: bytes) -> bytes:
+    """Return the key if LMDB can hold it; raise a ValueError if it cannot."""
+    if not 0 < len(key) <= MOST_KEY:
+        raise ValueError(message("key", f"1 to {MOST_KEY} bytes", key))
+    return key
 
 
 class Environment:

@@ -174,7 +174,9 @@ def units_of(model: nn.Module, comm: Comm | None) -> list[Unit]:
             }
             units.append(Unit(name, module, shard_group, ranks, shards))
     if not units:
-        raise TypeError(f"no module of this {type(model).__name__} was given to torch.distributed.fsdp.fully_shard")
+        raise TypeError(
+            f"model, a {type(model).__name__}, has no module that torch.distributed.fsdp.fully_shard was given"
+        )
     return units
 
 

@@ -255,7 +255,7 @@ def _take(
 ) -> None:  # fmt: skip
     """Take a step of `update`. `states` are in the order of the update; their keys are the names in error messages."""
     names = dict(zip("uv", states, strict=False))
-    given: dict[str, Any] = {"p": p, "g": () if g is None else g, **dict(zip("uv", states.values(), strict=False))}
+    given: dict[str, Any] = {"p": p, "g": g if packed is None else (), **dict(zip("uv", states.values(), strict=False))}
     given |= {} if master is None else {"master": master}
     columns = {at: _column(names.get(at, at), tensors) for at, tensors in given.items()}
     step = _step_in_graph if torch.compiler.is_compiling() else _step

@@ -320,7 +320,7 @@ class ErrorFeedback(Around):
                 f"what {inner!r} loses is lost between nodes; say Hierarchical(ErrorFeedback({inner.inner!r}))"
             )
         if not inner.lossy:
-            raise TypeError(f"ErrorFeedback is for lossy stages; {inner!r} loses nothing; try CompressedMean()")
+            raise TypeError(f"inner is a lossy stage, not {inner!r}, which loses nothing; try CompressedMean()")
 
     def __call__(self, x: Tensor, state: State, comm: Comm) -> Tensor:
         if comm.size == 1:

@@ -34,7 +34,7 @@ class Group:
 
     def move(self, comm: Comm) -> None:
         if self.publishes != (comm.rank == 0):
-            raise ValueError(f"rank 0 of a Comm has the Publisher, and every other a Subscriber; this is {comm.rank}")
+            raise ValueError(f"to is a Comm on its rank 0, source a Comm on its other ranks; this is rank {comm.rank}")
         self._comm: Comm | None = comm
 
     @property

@@ -111,8 +111,8 @@ def sealed(*body: Tensor) -> Tensor:
 
 def opened(packed: Tensor) -> Tensor:
     """Return the bytes behind a digest; raise a ValueError unless it is theirs."""
-    if len(packed) < HEADER or bytes(packed[:DIGEST].tolist()) != digest_of(packed[DIGEST:]):
-        raise ValueError(f"the {len(packed)} packed bytes were damaged, or another version of baguakit has packed them")
+    if packed.dim() != 1 or len(packed) < HEADER or bytes(packed[:DIGEST].tolist()) != digest_of(packed[DIGEST:]):
+        raise ValueError(f"packed, {describe(packed)}, is damaged, or of another version of baguakit")
     return packed[DIGEST:]
 
 

@@ -99,7 +99,7 @@ def test_an_optimizer_of_other_tensors():
 
     for said in ranks(2, run):
         assert set(said) == {
-            "AdamW steps a tensor (3, 1) in group 0 that is no parameter of the model; attach an nn.ModuleList of all "
-            "that it steps, or, where it steps copies of the weights in fp32, give rules on gradients and None for the "
-            "optimizer"
+            "AdamW steps a tensor (3, 1) in group 0 that is no parameter of the model, a Sequential; attach an "
+            "nn.ModuleList of all that it steps, or, where it steps copies of the weights in fp32, give rules on "
+            "gradients and None for the optimizer"
         }

@@ -76,7 +76,7 @@ def test_who_missed_versions_gets_their_changes_or_a_whole_copy():
 def test_rank_0_publishes():
     def run():
         comm = bk.Comm()
-        with pytest.raises(ValueError, match="rank 0 of a Comm has the Publisher"):
+        with pytest.raises(ValueError, match="to is a Comm on its rank 0, source a Comm on its other ranks"):
             (bk.sync.Publisher if comm.rank else bk.sync.Subscriber)({"a": torch.zeros(1)}, comm)
 
     ranks(2, run)
