@@ -1,5 +1,6 @@
 """The code of the page on windows runs, from the first block to the last."""
 
+import torch
 from commands import ROOT, blocks_of
 from pool import ranks
 
@@ -14,4 +15,5 @@ def run(blocks):
 
 
 def test_the_page_s_code_runs():
-    assert all(0 < mean.mean() < 3 for mean in ranks(4, run, list(blocks_of(PAGE))))
+    means = ranks(4, run, list(blocks_of(PAGE)))
+    torch.testing.assert_close(torch.stack(means), torch.full((4, 1000), 1.5), rtol=0, atol=0.01)
