@@ -20,9 +20,14 @@ def plain(x: Tensor) -> Tensor:
     return x.resolve_conj().resolve_neg().contiguous()
 
 
+def is_plain(x: Tensor) -> bool:
+    """Return whether the values of a tensor are in its memory, in order and without gaps."""
+    return x.is_contiguous() and not x.is_conj() and not x.is_neg()
+
+
 def bytes_of(x: Tensor) -> Tensor:
     """Return the bytes of a tensor, as a view of it; raise a ValueError if `plain` does not return it itself."""
-    if not x.is_contiguous() or x.is_conj() or x.is_neg():
+    if not is_plain(x):
         raise ValueError("only a contiguous tensor can be viewed as bytes; call .contiguous() or .resolve_conj() first")
     # Of a tensor with one value `view` keeps the stride, which may be any, and views as bytes need 1.
     return x.detach().as_strided((x.numel(),), (1,)).view(torch.uint8)

@@ -23,6 +23,7 @@ from plain_calls import ENDS, HOOKS, MADE_BY_OTHERS, World
 import baguakit as bk
 
 PACKAGE = str(Path(bk.__file__).parent)
+PEERS = {"exchange", "exchange_each", "groups", "own", "receive_later", "send_later"}
 ALLOWED = (ValueError, TypeError)
 
 
@@ -104,6 +105,13 @@ def targets() -> list[Target]:
             kinds.add(kind)
             ahead += methods(kind, target)
     return found
+
+
+def collectives() -> list[Target]:
+    """Those that several ranks can call alike: primitives, and methods of a `Comm` that name no peer."""
+    found = [target for target in public() if target.name.startswith("primitives.")]
+    found += methods(bk.Comm, Target("baguakit.Comm", bk.Comm))
+    return [target for target in found if target.name.split(".")[-1] not in PEERS]
 
 
 def plain(world: World, target: Target, called: Any, signature: inspect.Signature) -> dict[str, Any]:
@@ -212,6 +220,8 @@ def obscurity(error: Exception, argument: str, value: Any) -> str:
         return f"from {Path(where).name}: {what}"
     if not re.search(rf"\b({argument}|{plain_calls.ALIASES.get(argument, argument)})\b", said):
         return f"does not name the argument: {what}"
+    if re.match(r"the value of rank \d cannot be (sent; that rank says why|read)", said):
+        return ""
     hidden = "not shown, since it may hold a password" in said
     return "" if hidden or shows(said, value) else f"does not show the value: {what}"
 
@@ -239,4 +249,4 @@ def shows(said: str, value: Any) -> bool:
     return any(sign in said for sign in signs)
 
 
-__all__ = ["OddCall", "Target", "odd_calls", "targets"]
+__all__ = ["OddCall", "Target", "collectives", "odd_calls", "targets"]

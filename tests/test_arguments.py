@@ -225,7 +225,7 @@ def test_what_attach_and_a_saved_state_lack_is_said():
 # The property.
 
 
-def faults(numbers, note):
+def faults(numbers, note, chosen):
     """The faults of some odd calls, by their numbers; `note` says at any moment which is under way."""
     logging.disable(logging.CRITICAL)
     os.chdir(note.parent)  # where files are written that have odd names
@@ -246,18 +246,23 @@ def chosen():
     return sorted(calls, key=lambda call: hashlib.sha1(f"{call}".encode()).digest())
 
 
-def number_of_calls():
+def chosen_collectives():
+    """Odd calls that two ranks make alike."""
+    return odd_calls.odd_calls(odd_calls.collectives())
+
+
+def number_of_calls(chosen):
     return len(chosen())
 
 
-def all_faults(size, numbers, tmp_path):
+def all_faults(size, numbers, tmp_path, chosen=chosen):
     """The faults of these calls, each made on all of `size` live ranks; one that ends a rank is a fault."""
     found, numbers, note = {}, list(numbers), tmp_path / "number"
     while numbers:
         now = numbers[:CHUNK]
         try:
             with Ranks(size) as live:
-                for each in live.run(faults, now, note, limit=600):
+                for each in live.run(faults, now, note, chosen, limit=600):
                     found |= each
             numbers = numbers[CHUNK:]
         except RankError as error:
@@ -284,6 +289,14 @@ def test_some_odd_calls_work_or_are_refused_in_a_sentence(tmp_path):
 @pytest.mark.parametrize("part", range(PARTS))
 def test_odd_calls_work_or_are_refused_in_a_sentence(tmp_path, part):
     with Ranks(1) as live:
-        (count,) = live.run(number_of_calls)
+        (count,) = live.run(number_of_calls, chosen)
     found = all_faults(1, range(part, count, PARTS), tmp_path)
+    assert not found, in_words(found)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_odd_calls_on_two_ranks(tmp_path):
+    """With one rank nothing is sent, so that faults of messages do not show."""
+    found = all_faults(2, range(number_of_calls(chosen_collectives)), tmp_path, chosen_collectives)
     assert not found, in_words(found)

@@ -70,17 +70,93 @@ def test_collectives(n):
         assert sent == ({"flat": wire} if n > 1 else {})
 
 
-def test_dtypes_that_gloo_does_not_send_go_as_bytes_of_contiguous_tensors():
+@pytest.mark.parametrize("flows", [1, 2])
+def test_tensors_of_any_strides(flows):
+    """Torch's own all-reduce over gloo adds the wrong values of a tensor with gaps, without an error."""
+
+    def run():
+        comm, there = bk.Comm(flows=flows), 1 - dist.get_rank()
+
+        def of(rank, dtype=torch.float32):  # (2, 6), with gaps
+            return (torch.arange(24.0) * (rank + 1)).to(dtype).view(6, 4).t()[::2]
+
+        mine, added = of(comm.rank), of(2)
+        assert comm.all_reduce(x := mine.clone(memory_format=torch.preserve_format)) is x and torch.equal(x, added)
+        comm.all_reduce(x := of(comm.rank))
+        comm.all_reduce_later(later := of(comm.rank)).wait()
+        assert torch.equal(x, added) and torch.equal(later, added)
+        assert torch.equal(comm.all_gather(mine), torch.cat([of(0), of(1)]))
+        comm.all_gather_later(out := torch.zeros(8, 6)[::2], mine).wait()
+        assert torch.equal(out, torch.cat([of(0), of(1)]))
+        comm.all_to_all_later(out := torch.zeros(6, 4).t()[::2], mine).wait()
+        assert torch.equal(out, torch.stack([of(rank)[comm.rank] for rank in range(2)]))
+        assert torch.equal(comm.exchange(mine, [there], [there])[there], of(there))
+        assert torch.equal(comm.reduce_scatter(of(comm.rank)[0]), of(2)[0, 3 * comm.rank :][:3])
+        for dtype in (torch.float32, torch.int16, torch.complex64):
+            assert torch.equal(comm.broadcast(of(comm.rank, dtype), 1), of(1, dtype))
+            assert torch.equal(comm.exchange(of(comm.rank, dtype), [there], [there])[there], of(there, dtype))
+        turned = torch.full((3,), comm.rank + 1j).conj()
+        assert comm.all_gather(turned).tolist() == [-1j] * 3 + [1 - 1j] * 3
+        assert comm.all_reduce(turned) is turned and turned.tolist() == [1 - 2j] * 3
+        with pytest.raises(ValueError, match="values of 'x' share memory"):
+            comm.all_reduce(torch.ones(1).expand(4))
+        assert comm.all_gather(torch.ones(1).expand(4)).tolist() == [1.0] * 8
+        assert comm.all_gather(torch.ones(2, requires_grad=True)).tolist() == [1.0] * 4
+        return True
+
+    assert ranks(2, run) == [True] * 2
+
+
+def test_collectives_refuse_what_gloo_would_end_the_process_for():
+    def run():
+        comm, x = bk.Comm(), torch.ones(3)
+        for call, said in (
+            (lambda: comm.reduce_scatter(x), "x is flat, of a length that 2 ranks divide, not a tensor"),
+            (lambda: comm.reduce_scatter(torch.tensor(1.0)), "x is flat"),
+            (lambda: comm.all_gather(torch.tensor(1.0)), "x is of one dimension or more"),
+        ):
+            with pytest.raises(ValueError, match=said):
+                call()
+        for call, said in (
+            (lambda: comm.all_reduce(x, "sum"), "op is a reduction such as torch.distributed.ReduceOp.SUM, not 'sum'"),
+            (lambda: comm.all_reduce_later(x, None), "op is a reduction"),
+            (lambda: comm.all_reduce(x.short()), "x is of a dtype that gloo and NCCL add, such as float32 or int32"),
+            (lambda: comm.reduce_scatter(x.to(torch.float8_e4m3fn)), "x is of a dtype"),
+            (lambda: bk.primitives.mean_(x.to(torch.float8_e4m3fn), comm), "x is float32, bfloat16"),
+        ):
+            with pytest.raises(TypeError, match=said):
+                call()
+        return comm.all_reduce(x).tolist()
+
+    assert ranks(2, run) == [[2.0] * 3] * 2
+
+
+def test_an_object_that_cannot_be_sent_is_an_error_on_all_ranks():
+    def run():
+        comm, said = bk.Comm(), []
+        for call in (comm.broadcast_object, comm.gather_objects):
+            with pytest.raises(TypeError) as caught:
+                call((lambda: 0) if comm.rank == 0 else 1)
+            said.append(str(caught.value))
+        with pytest.raises(TypeError, match="with plain=True"):
+            comm.gather_objects(b"", plain=True)
+        with pytest.raises(ValueError, match="the value of rank 0 cannot be read"):  # torch's pickles of float8
+            comm.broadcast_object(torch.zeros(4).to(torch.float8_e4m3fn))
+        assert comm.gather_objects(comm.rank) == [0, 1]
+        return said
+
+    first, second = ranks(2, run)
+    assert all("value cannot be pickled (" in each for each in first)
+    assert second == ["the value of rank 0 cannot be sent; that rank says why"] * 2
+
+
+def test_dtypes_that_gloo_does_not_send_go_as_bytes():
     def run():
         comm, rank = bk.Comm(), dist.get_rank()
         for dtype in (torch.int16, torch.uint32, torch.float8_e4m3fn):
             x = torch.full((6,), float(rank)).to(dtype)[::6]  # a single value, with a stride of 6
             assert comm.all_gather(x).tolist() == [0, 1]
             assert comm.broadcast(x, 1).tolist() == [1]
-            apart = torch.full((6,), float(rank)).to(dtype)[::2]
-            with pytest.raises(ValueError, match="only a contiguous tensor"):
-                comm.broadcast(apart, 1)
-            assert apart.tolist() == [rank] * 3
         return True
 
     assert ranks(2, run) == [True] * 2

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ..arguments import instance
+from ..arguments import describe, instance
 from ..comm import FLAT, Comm, abort_all
 from ..comm.groups import add_nccl, error_in, own_group, stand_for
 from ..comm.own import longer, set_timeout, timeout_of
@@ -23,12 +23,15 @@ from ..lanes.base import tensors_in
 from ..monitor import Collective
 from ..runtime.agreement import Setup, agree
 from ..runtime.runtime import Channel, own_comm, start_monitor, warn_of_shared_cards
+from ..tensors import is_dense
 from .methods import EXCHANGES, Call, Methods, compare, parts_of
 from .policy import Policy, count
 from .works import Passed, Work
 
 NAME = "bagua"
 CPU = torch.device("cpu")
+# For these gloo mixes up the values of tensors with gaps, without an error.
+WITHOUT_GAPS = {"allreduce", "broadcast", "gather", "reduce", "reduce_scatter", "scatter"}
 
 
 class BaguaGroup(Methods):
@@ -148,6 +151,12 @@ class BaguaGroup(Methods):
         """
         if other := next((x.dtype for x in call.whole if x.is_cpu and x.dtype not in SENT), None):
             raise TypeError(f"{call.operation}: gloo does not send {other}; send the bytes, x.view(torch.uint8)")
+        if {name for name, *_ in call.passed} & WITHOUT_GAPS:
+            for x in tensors_in([arguments for _, arguments, _ in call.passed]):
+                if x.is_cpu and x.layout is torch.strided and not is_dense(x):
+                    raise ValueError(
+                        f"{call.operation}: gloo mixes up the values of {describe(x)} with gaps; pass x.contiguous()"
+                    )
         collective, n = Collective(label=call.described(exact=True)), self._this.size
         self._monitor.launched(0, collective)
         nbytes = sum(x.nbytes for x in call.whole if x.layout is torch.strided)

@@ -14,7 +14,7 @@ from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.distributed_c10d import Store
 
-from ..arguments import checked, instance, integer, tensor, truth
+from ..arguments import checked, instance, integer, message, tensor, truth
 from ..tensors import bytes_of
 from . import sending
 from .groups import HOSTS, Membership, check_mesh, facts_of, flat_group, gloo_between, inner_of, node_groups
@@ -140,12 +140,6 @@ class Comm(Weighted, Inner):
         """
         return self._with(_call=call, _meet=meet)
 
-    def _with(self, **changes: Any) -> "Comm":
-        """Return a copy with these private fields. `replace` is slower: it would check all fields again."""
-        copy = object.__new__(type(self))
-        vars(copy).update(vars(self), **changes)
-        return copy
-
     def note(self, asked: Any, flew: Any, reason: Any = "") -> None:
         """Record in which format this flight sends values, for the report of an attachment. A single rank sends none.
 
@@ -184,6 +178,7 @@ class Comm(Weighted, Inner):
     @from_host
     def all_reduce(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Tensor:
         """Reduce `x` over the ranks in place, and return it. By default `op` is the sum."""
+        sending.check_added(x, op)
         if self.size == 1:
             return x
         if (flows := self._begin(2 * (self.size - 1) / self.size * x.nbytes)) is None:
@@ -195,12 +190,11 @@ class Comm(Weighted, Inner):
 
     def all_reduce_later(self, x: Tensor, op: Any = dist.ReduceOp.SUM) -> Any:
         """Begin `all_reduce`; return the work, or None with one rank. Call its `.wait()` before `x` is read."""
-        if not isinstance(x, Tensor):
-            tensor("x", x)
+        sending.check_added(tensor("x", x), op)
         if self.size == 1:
             return None
-        if self._stages(x):
-            return sending.Staged(self.all_reduce_later(host := sending.to_host(x), op), x, host)
+        if (ready := self._ready(x)) is not x:
+            return sending.Staged(self.all_reduce_later(ready, op), x, ready)
         self._count(2 * (self.size - 1) / self.size * x.nbytes)
         options = dist.AllreduceOptions()
         options.reduceOp = op
@@ -210,8 +204,12 @@ class Comm(Weighted, Inner):
     @from_host
     def reduce_scatter(self, x: Tensor) -> Tensor:
         """Return this rank's shard (k,) of the sum of `x` (size · k,) over the ranks."""
+        sending.check_added(x)
+        if x.dim() != 1 or len(x) % self.size:
+            raise ValueError(message("x", f"flat, of a length that {self.size} ranks divide", x))
         if self.size == 1:
             return x
+        x = x.detach()
         out, scatter = x.new_empty(x.numel() // self.size), sending.reduce_scatter_single
         if (flows := self._begin((self.size - 1) * out.nbytes)) is None:
             scatter(out, x, group=self.group)
@@ -224,10 +222,12 @@ class Comm(Weighted, Inner):
     @from_host
     def all_gather(self, x: Tensor) -> Tensor:
         """Return the tensors `x` (k, …) of all ranks, concatenated: (size · k, …)."""
+        if x.dim() == 0:
+            raise ValueError(message("x", "of one dimension or more, such as x.view(1)", x))
         if self.size == 1:
             return x
         out = x.new_empty(self.size * x.shape[0], *x.shape[1:])
-        landing, mine = sending.as_sent(out), sending.as_sent(x)
+        landing, mine = sending.as_sent(out), sending.as_sent(x.detach())
         if (flows := self._begin((self.size - 1) * x.nbytes)) is None:
             self._gather(landing, mine).wait()
         else:
@@ -239,10 +239,11 @@ class Comm(Weighted, Inner):
     def all_gather_later(self, out: Tensor, x: Tensor) -> Any:
         """Begin to gather `x` (k, …) of all ranks into `out` (size · k, …); return the work, which has `.wait()`."""
         sending.check_gathered(out, x, self.size)
-        if self._stages(x):
-            return sending.Staged(self.all_gather_later(host := sending.host_like(out), sending.to_host(x)), out, host)
+        landing, mine = self._landing(out), self._ready(x.detach())
+        if landing is not out:
+            return sending.Staged(self.all_gather_later(landing, mine), out, landing)
         self._count((self.size - 1) * x.nbytes)
-        return self._gather(out, x)
+        return self._gather(out, mine)
 
     def _gather(self, out: Tensor, x: Tensor) -> Any:
         if self._rider is None or (pair := self._rider.boards(self._part, self.size)) is None:
@@ -255,11 +256,11 @@ class Comm(Weighted, Inner):
     def all_to_all_later(self, out: Tensor, rows: Tensor) -> Any:
         """Begin to send row r of `rows` (size, k) to rank r, and to receive row r of `out` from it; return the work."""
         sending.check_gathered(out, rows, 1, "rows")
-        if self._stages(rows):
-            host = sending.host_like(out)
-            return sending.Staged(self.all_to_all_later(host, sending.to_host(rows)), out, host)
+        landing, mine = self._landing(out), self._ready(rows.detach())
+        if landing is not out:
+            return sending.Staged(self.all_to_all_later(landing, mine), out, landing)
         self._count((self.size - 1) * (rows.nbytes // self.size))
-        return dist.all_to_all_single(out, rows, group=self.group, async_op=True)
+        return dist.all_to_all_single(out, mine, group=self.group, async_op=True)
 
     @checked
     @from_host
@@ -302,18 +303,17 @@ class Comm(Weighted, Inner):
 
     def receive_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
         """Begin to receive `x` from `peer`; return the work. Call its `.wait()` before `x` is read."""
-        if self._stages(x):
-            return sending.Staged(self.receive_later(host := sending.host_like(x), peer, tag), x, host)
-        tag = self._tag(x, peer, tag)
+        at = self._tag(x, peer, tag)
+        if (landing := self._landing(x)) is not x:
+            return sending.Staged(self.receive_later(landing, peer, tag), x, landing)
         if (flows := self._flows.get(self._part)) is not None:
-            return flows.begin(x.view(-1), lambda s, group: group.recv([x.view(-1)[s]], peer, tag))
-        return self.group.recv([x], peer, tag)
+            return flows.begin(x.view(-1), lambda s, group: group.recv([x.view(-1)[s]], peer, at))
+        return self.group.recv([x], peer, at)
 
     def send_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
         """Begin to send `x` to `peer`; return the work. Call its `.wait()` before `x` is overwritten."""
-        if self._stages(x):
-            x = sending.to_host(x)
         tag = self._tag(x, peer, tag)
+        x = self._ready(x)
         self._count(x.nbytes)
         if (flows := self._flows.get(self._part)) is not None:
             return flows.begin(x.view(-1), lambda s, group: group.send([x.view(-1)[s]], peer, tag))

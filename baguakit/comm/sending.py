@@ -20,12 +20,13 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..arguments import describe, integer, tensor
+from ..arguments import describe, instance, integer, message, tensor
 from ..kernels.operators import has_kernels
 from ..lanes.base import finish, streams_of
-from ..tensors import bytes_of
+from ..tensors import bytes_of, check_apart, is_plain, plain
 
 F = TypeVar("F", bound=Callable[..., Any])
+Own = TypeVar("Own", bound="Inner")
 CPU = torch.device("cpu")
 TAGS = 1 << 31
 LENGTHS = 0x1E3779B1  # odd and large: messages of different lengths have tags that are far apart
@@ -50,8 +51,15 @@ SENT = {
 
 
 def as_sent(x: Tensor) -> Tensor:
-    """Return the contiguous `x`, or its bytes if gloo or NCCL does not send its dtype, such as int16 or float8."""
-    return x if x.dtype in SENT or x.is_complex() else bytes_of(x)
+    """Return the contiguous `x`, or its bytes if gloo or NCCL does not send its dtype, such as int16 or complex64."""
+    return x if x.dtype in SENT else bytes_of(x)
+
+
+def check_added(x: Tensor, op: Any = dist.ReduceOp.SUM) -> None:
+    """Raise a TypeError unless gloo and NCCL add values of the dtype of `x`, by a reduction of torch."""
+    instance("op", op, (dist.ReduceOp, dist.ReduceOp.RedOpType), "a reduction such as torch.distributed.ReduceOp.SUM")
+    if x.dtype not in SENT and not x.is_complex():
+        raise TypeError(message("x", "of a dtype that gloo and NCCL add, such as float32 or int32", x))
 
 
 def warm(group: Any, device: torch.device) -> None:
@@ -91,28 +99,52 @@ def check_gathered(out: Tensor, x: Tensor, size: int, name: str = "x") -> None:
 
 def gather_objects(value: Any, group: Any, plain: bool) -> list[Any]:
     """Return each rank's `value`, by rank; sent as JSON if `plain`, else as a pickle. Collective."""
-    content = json.dumps(value).encode() if plain else pickle.dumps(value)
-    mine, there = torch.frombuffer(bytearray(content), dtype=torch.uint8), device_of(group)
+    mine, fault = _packed(value, plain)
+    there = device_of(group)
     sizes = torch.empty(group.size(), dtype=torch.int64, device=there)
-    all_gather_single(sizes, torch.tensor([len(mine)], device=there), group=group)
-    counts = sizes.tolist()
+    all_gather_single(sizes, torch.tensor([-1 if fault else len(mine)], device=there), group=group)
+    _raise_alike(fault, counts := sizes.tolist())
     padded = torch.zeros(max(counts), dtype=torch.uint8)
     padded[: len(mine)] = mine
     landed = torch.empty(len(counts) * len(padded), dtype=torch.uint8, device=there)
     all_gather_single(landed, padded.to(there), group=group)
-    rows, loads = landed.cpu().view(len(counts), -1), json.loads if plain else pickle.loads
-    return [loads(row[:count].numpy().tobytes()) for row, count in zip(rows, counts, strict=True)]
+    rows = landed.cpu().view(len(counts), -1)
+    return [_unpacked(rows[rank, :count], rank, plain) for rank, count in enumerate(counts)]
 
 
 def broadcast_object(value: Any, source: int, group: Any) -> Any:
     """Return the picklable `value` of rank `source`. Collective."""
-    content = pickle.dumps(value if group.rank() == source else None)
-    mine, there = torch.frombuffer(bytearray(content), dtype=torch.uint8), device_of(group)
-    size = torch.tensor([len(mine)], device=there)
+    mine, fault = _packed(value if group.rank() == source else None, False)
+    there = device_of(group)
+    size = torch.tensor([-1 if fault else len(mine)], device=there)
     dist.broadcast(size, group=group, group_src=source)
+    _raise_alike(fault, [0] * source + size.tolist())
     landed = mine.to(there) if group.rank() == source else torch.empty(int(size), dtype=torch.uint8, device=there)
     dist.broadcast(landed, group=group, group_src=source)
-    return pickle.loads(landed.cpu().numpy().tobytes())
+    return _unpacked(landed.cpu(), source, False)
+
+
+def _packed(value: Any, plain: bool) -> tuple[Tensor, TypeError | None]:
+    """Return a value as bytes (uint8), and the error that its rank raises if it has no bytes."""
+    try:
+        content = json.dumps(value).encode() if plain else pickle.dumps(value)
+    except Exception as error:
+        form, why = "written as JSON, with plain=True" if plain else "pickled", f"{type(error).__name__}: {error}"
+        return torch.empty(0, dtype=torch.uint8), TypeError(f"value cannot be {form} ({why}): {describe(value)}")
+    return torch.frombuffer(bytearray(content), dtype=torch.uint8), None
+
+
+def _unpacked(content: Tensor, rank: int, plain: bool) -> Any:
+    try:
+        return (json.loads if plain else pickle.loads)(content.numpy().tobytes())
+    except Exception as error:  # such as that of torch for a pickled float8 tensor
+        raise ValueError(f"the value of rank {rank} cannot be read ({type(error).__name__}: {error})") from error
+
+
+def _raise_alike(fault: TypeError | None, lengths: list[int]) -> None:
+    """Raise the error of this rank, or name a rank that has one: its length is −1."""
+    if min(lengths) < 0:
+        raise fault or TypeError(f"the value of rank {lengths.index(-1)} cannot be sent; that rank says why")
 
 
 def device_of(group: Any) -> torch.device:
@@ -235,15 +267,17 @@ def to_device(x: Tensor, host: Tensor) -> Tensor:
 
 
 def from_host(collective: F) -> F:
-    """Let a collective of a `Comm` take a tensor that is staged, and return its result on the device."""
+    """Let a collective of a `Comm` take a dense tensor on any device, with any strides; return its result there."""
 
     @wraps(collective)
     def staged(self: Any, x: Tensor, *arguments: Any, **named: Any) -> Any:
-        if not self._stages(x):
+        if (ready := self._ready(tensor("x", x))) is x or self.size == 1:
             return collective(self, x, *arguments, **named)
-        host = to_host(x)
-        result = collective(self, host, *arguments, **named)
-        return to_device(x if result is host else torch.empty_like(result, device=x.device), result)
+        result = collective(self, ready, *arguments, **named)
+        if result is not ready:
+            return result if result.device == x.device else to_device(torch.empty_like(result, device=x.device), result)
+        check_apart({"x": x})
+        return to_device(x, result)
 
     return cast(F, staged)
 
@@ -264,9 +298,25 @@ class Inner:
         """True if this `Comm` has a mesh, so that `intra` and `inter` can be used."""
         return self._parts is not None
 
+    def _with(self: Own, **changes: Any) -> Own:
+        """Return a copy with these private fields. `replace` is slower: it would check all fields again."""
+        copy = object.__new__(type(self))
+        vars(copy).update(vars(self), **changes)
+        return copy
+
     def _stages(self, x: Tensor) -> bool:
         """Return whether `x` is sent from the memory of the host, and is not there."""
         return isinstance(x, Tensor) and not x.is_cpu and is_staged(self.group, x.device)
+
+    def _ready(self, x: Tensor) -> Tensor:
+        """Return `x`, or a copy that can be sent: of others gloo sends the wrong memory, without an error."""
+        return to_host(x) if self._stages(x) else plain(x)
+
+    def _landing(self, x: Tensor) -> Tensor:
+        """Return `x`, or an uninitialised tensor like it in which messages can land."""
+        if self._stages(x):
+            return host_like(x)
+        return x if is_plain(x) else torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
     def _by_nccl(self, device: torch.device) -> bool:
         """Return whether tensors on `device` are sent by NCCL, in collectives of all ranks; otherwise by gloo."""

@@ -11,8 +11,10 @@ from ..arguments import instance, message, several, tensor
 from ..buckets import real
 from ..comm import Comm, check_comm, times_, weighed
 from ..compressors import Compressor, TopK, check_dense
+from ..compressors.base import check_dtype
 from ..compressors.formats import Blockwise
 from ..kernels import operators
+from ..kernels.cpu import DTYPES
 from ..lanes import Phases, whole
 from .one_kernel import mean_in_one_kernel_
 from .transports import bytes_for, gathered, scattered, shared
@@ -30,7 +32,7 @@ def on_flat(primitive: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Con
             with torch.no_grad():
                 return wrapped(x, *args, **options)
         dense = isinstance(x, Tensor) and x.layout is strided and x.is_contiguous()
-        if isinstance(x, Tensor) and dense and x.is_floating_point() and not x.is_meta:
+        if isinstance(x, Tensor) and dense and x.dtype in DTYPES and not x.is_meta:
             primitive(x.view(-1), *args, **options)  # as a stage calls it
             return x
         listed = [x] if isinstance(x, Tensor) else several("x", x, "a tensor or a list of tensors", ordered=True)
@@ -53,7 +55,7 @@ def on_flat(primitive: Callable[Concatenate[Tensor, P], Tensor]) -> Callable[Con
 
 def check_averageable(x: Tensor) -> None:
     """Raise a TypeError unless `x` is a dense floating tensor; a ValueError if it was expanded or has no data."""
-    tensor("x", x, floating=True)
+    check_dtype("x", tensor("x", x, floating=True).dtype)
     if not x.is_contiguous() and any(n > 1 and not s for n, s in zip(x.shape, x.stride(), strict=True)):
         raise ValueError(message("x", "a tensor whose values lie apart", x) + "; it was expanded: clone it")
 

@@ -59,7 +59,7 @@ def compressed_all_to_all(
         out: has as many values as the result; it shares no memory with `x`.
     """
     check_arguments(x, compressor, comm)
-    values, n, rank = x.detach().reshape(-1), comm.size, comm.rank
+    values, n, rank = x.detach().reshape(-1).contiguous(), comm.size, comm.rank
     sends, receives = splits_of(x, output_split_sizes, input_split_sizes, comm)
     result = output(out, x, (sum(receives), *x.shape[1:]))
     if share_memory(result, values):

@@ -74,6 +74,34 @@ def test_a_callback_of_a_future_may_wait_for_collectives(policy):
     assert ranks(2, run, policy) == [[4, 2, 2, 2]] * 2
 
 
+def test_tensors_with_gaps_are_refused_where_gloo_mixes_up_their_values():
+    def run():
+        with group(EXACT) as g:
+
+            def gaps(factor):
+                return (torch.arange(24.0) * factor).view(6, 4).t()[::2]
+
+            rank, x, out = dist.get_rank(), torch.ones(2, 6), torch.zeros(2, 6)
+            for call in (
+                lambda: dist.all_reduce(gaps(1), group=g),
+                lambda: dist.all_reduce(torch.ones(1).expand(4), group=g),
+                lambda: dist.broadcast(gaps(1), 1, group=g),
+                lambda: dist.reduce(gaps(1), 0, group=g),
+                lambda: dist.reduce_scatter(out, [gaps(1), gaps(2)], group=g),
+                lambda: dist.scatter(gaps(1), [x, x] if rank == 0 else None, 0, group=g),
+            ):
+                with pytest.raises(ValueError, match="gloo mixes up the values of a tensor"):
+                    call()
+            whole, several = torch.arange(24.0).view(6, 4).t() * (rank + 1), gaps(rank + 1)
+            dist.all_reduce(whole, group=g)  # transposed on all ranks: without gaps
+            g.allreduce_coalesced([several]).wait()
+            assert torch.equal(whole, torch.arange(24.0).view(6, 4).t() * 3)
+            assert torch.equal(several, gaps(3))
+        return True
+
+    assert ranks(2, run) == [True] * 2
+
+
 @pytest.mark.parametrize("policy", POLICIES)
 def test_what_gloo_refuses_is_refused_at_the_call_and_the_group_lives_on(policy):
     def run(policy):
