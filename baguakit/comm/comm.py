@@ -25,7 +25,7 @@ from .weights import Weighted, Weights, between, within
 
 
 @dataclass(frozen=True, eq=False)
-class Comm(Weighted, Inner):
+class Comm(Inner, Weighted):
     """A group of ranks, the nodes that the group spans, and the round and step at which the group is used.
 
     Args:
