@@ -17,7 +17,7 @@ def uploaded(x: Tensor, device: torch.device) -> Tensor:
 
 def plain(x: Tensor) -> Tensor:
     """Return x itself if it is contiguous and needs no conjugation or negation; otherwise such a copy of its values."""
-    return x.resolve_conj().resolve_neg().contiguous()
+    return x if is_plain(x) else x.resolve_conj().resolve_neg().contiguous()
 
 
 def is_plain(x: Tensor) -> bool:
