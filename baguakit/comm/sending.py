@@ -271,7 +271,8 @@ def from_host(collective: F) -> F:
 
     @wraps(collective)
     def staged(self: Any, x: Tensor, *arguments: Any, **named: Any) -> Any:
-        if (ready := self._ready(tensor("x", x))) is x or self.size == 1:
+        tensor("x", x)
+        if self.size == 1 or (ready := self._ready(x)) is x:
             return collective(self, x, *arguments, **named)
         result = collective(self, ready, *arguments, **named)
         if result is not ready:
