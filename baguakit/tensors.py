@@ -17,17 +17,12 @@ def uploaded(x: Tensor, device: torch.device) -> Tensor:
 
 def plain(x: Tensor) -> Tensor:
     """Return x itself if it is contiguous and needs no conjugation or negation; otherwise such a copy of its values."""
-    return x if is_plain(x) else x.resolve_conj().resolve_neg().contiguous()
-
-
-def is_plain(x: Tensor) -> bool:
-    """Return whether the values of a tensor are in its memory, in order and without gaps."""
-    return x.is_contiguous() and not x.is_conj() and not x.is_neg()
+    return x.resolve_conj().resolve_neg().contiguous()
 
 
 def bytes_of(x: Tensor) -> Tensor:
     """Return the bytes of a tensor, as a view of it; raise a ValueError if `plain` does not return it itself."""
-    if not is_plain(x):
+    if not x.is_contiguous() or x.is_conj() or x.is_neg():
         raise ValueError("only a contiguous tensor can be viewed as bytes; call .contiguous() or .resolve_conj() first")
     # Of a tensor with one value `view` keeps the stride, which may be any, and views as bytes need 1.
     return x.detach().as_strided((x.numel(),), (1,)).view(torch.uint8)

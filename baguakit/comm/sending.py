@@ -23,7 +23,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..arguments import describe, instance, integer, message, tensor
 from ..kernels.operators import has_kernels
 from ..lanes.base import finish, streams_of
-from ..tensors import bytes_of, check_apart, is_plain, plain
+from ..tensors import bytes_of, check_apart, plain
 
 F = TypeVar("F", bound=Callable[..., Any])
 Own = TypeVar("Own", bound="Inner")
@@ -309,15 +309,22 @@ class Inner:
         """Return whether `x` is sent from the memory of the host, and is not there."""
         return isinstance(x, Tensor) and not x.is_cpu and is_staged(self.group, x.device)
 
+    def _as_it_lies(self, x: Tensor) -> bool:
+        """Return whether `x` can be sent as it lies in memory; of others gloo sends wrong values, without an error."""
+        ordered = x.is_contiguous() and not x.is_conj() and not x.is_neg()
+        return ordered and (x.is_cpu or not is_staged(self.group, x.device))
+
     def _ready(self, x: Tensor) -> Tensor:
-        """Return `x`, or a copy that can be sent: of others gloo sends the wrong memory, without an error."""
+        """Return `x`, or a copy that can be sent."""
+        if self._as_it_lies(x):
+            return x
         return to_host(x) if self._stages(x) else plain(x)
 
     def _landing(self, x: Tensor) -> Tensor:
         """Return `x`, or an uninitialised tensor like it in which messages can land."""
-        if self._stages(x):
-            return host_like(x)
-        return x if is_plain(x) else torch.empty(x.shape, dtype=x.dtype, device=x.device)
+        if self._as_it_lies(x):
+            return x
+        return host_like(x) if self._stages(x) else torch.empty(x.shape, dtype=x.dtype, device=x.device)
 
     def _by_nccl(self, device: torch.device) -> bool:
         """Return whether tensors on `device` are sent by NCCL, in collectives of all ranks; otherwise by gloo."""
