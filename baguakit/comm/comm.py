@@ -314,7 +314,7 @@ class Comm(Inner, Weighted):
     def send_later(self, x: Tensor, peer: int, tag: int = 0) -> Any:
         """Begin to send `x` to `peer`; return the work. Call its `.wait()` before `x` is overwritten."""
         tag = self._tag(x, peer, tag)
-        x = x if self._as_it_lies(x) else self._ready(x)
+        x = self._ready(x)
         self._count(x.nbytes)
         if (flows := self._flows.get(self._part)) is not None:
             return flows.begin(x.view(-1), lambda s, group: group.send([x.view(-1)[s]], peer, tag))

@@ -307,12 +307,12 @@ class Inner:
 
     def _stages(self, x: Tensor) -> bool:
         """Return whether `x` is sent from the memory of the host, and is not there."""
-        return isinstance(x, Tensor) and not x.is_cpu and is_staged(self.group, x.device)
+        return not x.is_cpu and is_staged(self.group, x.device)
 
     def _as_it_lies(self, x: Tensor) -> bool:
         """Return whether `x` can be sent as it lies in memory; of others gloo sends wrong values, without an error."""
         ordered = x.is_contiguous() and not x.is_conj() and not x.is_neg()
-        return ordered and (x.is_cpu or not is_staged(self.group, x.device))
+        return ordered and (x.is_cpu or not self._stages(x))
 
     def _ready(self, x: Tensor) -> Tensor:
         """Return `x`, or a copy that can be sent."""
